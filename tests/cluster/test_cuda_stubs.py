@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -87,19 +88,32 @@ def test_gpus_are_counted_by_ray(cluster, tmp_path):
 
 
 WORKS = """
-import time
+import os, time
 from raylaunch.worker import heartbeat
-for step in range(25):
+while not os.path.exists("end"):
     heartbeat()
     time.sleep(0.1)
 """
 
 
-def test_the_report_tells_how_much_of_the_gpus_is_used(stubs, tmp_path):
-    """As NVML says it, for each rank."""
+def test_status_and_the_report_tell_how_much_of_the_gpus_is_used(stubs, tmp_path):
+    """As NVML says it, for each rank: while the run goes on, and afterwards."""
     (tmp_path / "works.py").write_text(WORKS)
-    done = raylaunch(tmp_path, "--standalone", "--nproc-per-node", "gpu", "--name", "works", "works.py")
-    assert done.returncode == 0, done.stderr
+    words = ("--standalone", "--nproc-per-node", "gpu", "--name", "works", "works.py")
+    command = [sys.executable, "-m", "raylaunch", *words]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+        until = time.monotonic() + SECONDS
+        shown = ""
+        while "BUSY" not in shown and process.poll() is None and time.monotonic() < until:
+            time.sleep(0.5)
+            shown = raylaunch(tmp_path, "status", str(tmp_path / "runs" / "works" / "latest")).stdout
+        (tmp_path / "end").touch()
+        _, err = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0, err
+    rows = [line.split() for line in shown.partition("RANK  GPU")[2].splitlines()[1 : 1 + GPUS]]
+    assert [(row[:2], row[-2:]) for row in rows] == [
+        ([str(rank), str(rank)], [str(10 * rank), "%"]) for rank in range(GPUS)
+    ], shown
     told = raylaunch(tmp_path, "report", "--json", str(tmp_path / "runs" / "works" / "latest"))
     found = [(use["rank"], use["gpu"], use["used"] >> 30, use["busy"]) for use in json.loads(told.stdout)["gpus"]]
     assert found == [(rank, str(rank), (1, 2, 3)[rank], 10 * rank) for rank in range(GPUS)], told.stderr
