@@ -21,27 +21,37 @@ if TYPE_CHECKING:
     from raylaunch.core.job.job import Job
     from raylaunch.core.record.result import JobFailedError, RunResult
     from raylaunch.errors import ClusterError, ConfigError, ExitCode, RaylaunchError, RunStoppedError
+    from raylaunch.worker_group.calls import CallFailedError, GroupCall, GroupRestart, RankRestartedError, scatter
+    from raylaunch.worker_group.group import WorkerGroup
+    from raylaunch.worker_group.rank.messages import GroupRank
     from raylaunch.worker_group.rank_env import RankEnv, rank_env
 
     __version__: str
 
 __all__ = [
+    "CallFailedError",
     "ClusterError",
     "ConfigError",
     "ExitCode",
+    "GroupCall",
+    "GroupRank",
+    "GroupRestart",
     "Handle",
     "Job",
     "JobFailedError",
     "JobSettings",
     "RankEnv",
+    "RankRestartedError",
     "RaylaunchError",
     "RunResult",
     "RunStoppedError",
     "RunSummary",
     "SpawnContext",
+    "WorkerGroup",
     "attach",
     "launch",
     "rank_env",
+    "scatter",
     "spawn",
     "start",
 ]
@@ -58,6 +68,12 @@ _MODULES = {
     "Job": "raylaunch.core.job.job",
     "JobFailedError": "raylaunch.core.record.result",
     "RunResult": "raylaunch.core.record.result",
+    "WorkerGroup": "raylaunch.worker_group.group",
+    **dict.fromkeys(
+        ("CallFailedError", "GroupCall", "GroupRestart", "RankRestartedError", "scatter"),
+        "raylaunch.worker_group.calls",
+    ),
+    "GroupRank": "raylaunch.worker_group.rank.messages",
     "RankEnv": "raylaunch.worker_group.rank_env",
     "rank_env": "raylaunch.worker_group.rank_env",
 }

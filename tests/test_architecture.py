@@ -59,7 +59,7 @@ LARGE_CLASSES = {
     "Allocator": (0, 39),
     "StatusBuilder": (14, 0),
     "ForkServer": (19, 28),
-    "WorkerGroup": (20, 0),
+    "WorkerTable": (20, 0),
     "PreloadController": (13, 0),
     "Supervisor": (16, 0),
     "StateMemory": (0, 26),

@@ -205,7 +205,8 @@ def find(options: RayOptions) -> str:
 
     A Ray that another process started for itself with `ray.init()` does not count: it ends with that process.
     """
-    _quiet()
+    if not ray.is_initialized():  # else the program has set what it wants to hear of Ray
+        _quiet()
     if options.address not in ("auto", local_machine.LOCAL):
         gcs_probe.probe(options.address)
         return options.address

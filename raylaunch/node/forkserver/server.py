@@ -27,7 +27,7 @@ from raylaunch.node.forkserver import file_timer, store
 from raylaunch.node.forkserver.file_timer import FileTimer
 from raylaunch.node.forkserver.lifeline import remove_folders
 from raylaunch.node.forkserver.store import StoreTable
-from raylaunch.node.forkserver.worker_group import WorkerGroup, exec_boot
+from raylaunch.node.forkserver.worker_table import WorkerTable, exec_boot
 from raylaunch.node.linux import command_line, limits, processes
 from raylaunch.node.linux.processes import CLEANUP_SECONDS, fork, run_at_bottom
 from raylaunch.node.preload.controller import PreloadController
@@ -123,7 +123,7 @@ class ForkServer:
         self.preloader = PreloadController(
             replace(initialize, preload_auto=initialize.preload_auto and forks), self._send
         )
-        self.workers = WorkerGroup(self._send, other_children=self._other_children)
+        self.workers = WorkerTable(self._send, other_children=self._other_children)
         #: An attempt that starts as soon as nothing of the attempts before it is alive. Then: when it was ordered, and
         #: when they had ended.
         self._launch: forkserver_messages.StartWorkers | None = None

@@ -21,6 +21,7 @@ from string import Template
 from typing import Any, BinaryIO
 
 from raylaunch.worker import cpython_internals
+from raylaunch.worker.heartbeats import slot_owner
 from raylaunch.worker.runtime.process_setup import environment_default
 from raylaunch.worker.runtime.spec import WorkerSpec
 
@@ -168,7 +169,8 @@ def _init_process_group(spec: WorkerSpec) -> None:
     """Call `init_process_group` with the backend of the specification, else the device's own: nccl for CUDA.
 
     It ends with a barrier. Otherwise a rank whose function runs no collective could leave the group while others still
-    connect to it, and gloo would fail there (`TORCH_DIST_INIT_BARRIER`, torch/distributed/distributed_c10d.py).
+    connect to it, and gloo would fail there (`TORCH_DIST_INIT_BARRIER`, torch/distributed/distributed_c10d.py). Workers
+    that have stayed make their group without it, so beside them there is none.
     """
     import torch  # noqa: PLC0415
     import torch.distributed as dist  # noqa: PLC0415
@@ -185,7 +187,8 @@ def _init_process_group(spec: WorkerSpec) -> None:
     if device is not None:
         sees_own = os.environ["LOCAL_RANK"] == "0"  # with `virtual_local_rank`, or since it is the first
         torch.get_device_module(device).set_device(0 if sees_own else spec.gpus.start)
-    with environment_default("TORCH_DIST_INIT_BARRIER", "1"):
+    is_beside_survivors = os.environ.get(slot_owner.WITH_SURVIVORS_VARIABLE) == "1"
+    with environment_default("TORCH_DIST_INIT_BARRIER", "0" if is_beside_survivors else "1"):
         dist.init_process_group(backend)
 
 

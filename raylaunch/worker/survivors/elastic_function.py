@@ -62,6 +62,11 @@ def elastic(
     return _decorated(function, backend)
 
 
+def explains(error: BaseException) -> bool:
+    """Return whether the elastic function that is running should let this exception pass: another attempt begins."""
+    return bool(_active) and _active[0].explains(error)
+
+
 def _decorated(function: Callable[P, Result], backend: str | None) -> Callable[P, Result]:
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> Result:

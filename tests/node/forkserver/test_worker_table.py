@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from raylaunch.core.machine.events_and_actions import WorkersExited, WorkersStopped
-from raylaunch.node.forkserver.worker_group import DeferredSignals, WorkerGroup
+from raylaunch.node.forkserver.worker_table import DeferredSignals, WorkerTable
 from raylaunch.node.linux import processes
 from raylaunch.node.protocol.messages import SignalWorkers, StopWorkers
 from tests.node.harness import SECONDS, MessagePipe, Node, basic_env, running, send_signal, until
@@ -133,7 +133,7 @@ def test_a_forwarded_signal_waits_until_a_worker_has_a_handler(node: Node, pipe:
 
 def test_a_forwarded_signal_to_a_command_does_not_wait() -> None:
     """It may never have a handler; without one it ends by the signal, as under a shell."""
-    group = WorkerGroup(lambda *_: None, other_children=set)
+    group = WorkerTable(lambda *_: None, other_children=set)
     with subprocess.Popen(["sleep", "60"]) as worker:
         group.add(worker.pid, SimpleNamespace(kind="command", local_rank=0), report=-1, stacks=-1)
         group.signal(group.attempt, signal.SIGUSR2)
@@ -143,7 +143,7 @@ def test_a_forwarded_signal_to_a_command_does_not_wait() -> None:
 def test_no_process_group_is_killed_whose_leader_was_reaped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its number may be somebody else's by then. What the leader left behind is found otherwise."""
     before = processes.children()
-    group = WorkerGroup(lambda *_: None, other_children=lambda: before)
+    group = WorkerTable(lambda *_: None, other_children=lambda: before)
     signalled: list[tuple[int, int]] = []
     files = [os.open(os.devnull, os.O_RDONLY) for _ in range(2)]
     with subprocess.Popen(["true"], start_new_session=True) as worker:
@@ -161,7 +161,7 @@ def test_no_process_group_is_killed_whose_leader_was_reaped(monkeypatch: pytest.
 def test_a_child_that_may_not_be_killed_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """A setuid program that a worker has left behind does not keep the next attempt from its start."""
     before = processes.children()
-    group = WorkerGroup(lambda *_: None, other_children=lambda: before)
+    group = WorkerTable(lambda *_: None, other_children=lambda: before)
 
     def refuse(*_: int) -> None:
         raise PermissionError
@@ -180,21 +180,21 @@ def test_a_child_that_may_not_be_killed_is_left(monkeypatch: pytest.MonkeyPatch)
         other.kill()
 
 
-def with_survivor(monkeypatch: pytest.MonkeyPatch) -> tuple[WorkerGroup, list[float], list[int]]:
+def with_survivor(monkeypatch: pytest.MonkeyPatch) -> tuple[WorkerTable, list[float], list[int]]:
     """Return a group with worker 12345, the time that it sees, and whom it has killed."""
     before, now, killed = processes.children(), [100.0], list[int]()
-    monkeypatch.setattr("raylaunch.node.forkserver.worker_group.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("raylaunch.node.forkserver.worker_table.time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(processes, "kill_with_group", lambda pid: killed.append(pid) or True)
-    group = WorkerGroup(lambda *_: None, other_children=lambda: before)
+    group = WorkerTable(lambda *_: None, other_children=lambda: before)
     group.add(12345, SimpleNamespace(kind="script", rank=0, local_rank=0), report=-1, stacks=-1)
     return group, now, killed
 
 
-def reports_forked(group: WorkerGroup) -> bool:
+def reports_forked(group: WorkerTable) -> bool:
     return group.fork(lambda *_: None, lambda *_: 0)
 
 
-def begin_with_survivor(group: WorkerGroup) -> None:
+def begin_with_survivor(group: WorkerTable) -> None:
     """Begin an attempt whose only worker has stayed."""
     group.returned(12345)
     group.advance()
@@ -243,7 +243,7 @@ def test_workers_are_reported_at_once_when_nothing_is_written_any_more(
     if end == "completed":
         group.completed(12345)
     else:
-        monkeypatch.setattr("raylaunch.node.forkserver.worker_group._reaped", lambda: [(12345, 9)])
+        monkeypatch.setattr("raylaunch.node.forkserver.worker_table._reaped", lambda: [(12345, 9)])
         monkeypatch.setattr(os, "close", lambda _: None)
         group.reap()
     assert reports_forked(group)
@@ -268,7 +268,7 @@ def test_a_survivor_that_still_writes_has_more_time_to_return_for_another_attemp
 def test_children_are_listed_once_in_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only `advance` lists and kills what workers have left behind; nothing that is asked afterwards does."""
     before = processes.children()
-    group = WorkerGroup(lambda *_: None, other_children=lambda: before)
+    group = WorkerTable(lambda *_: None, other_children=lambda: before)
     group.kill()
     listed: list[bool] = []
     monkeypatch.setattr(processes, "children", lambda: listed.append(True) or before)

@@ -45,7 +45,7 @@ class _WorkerProcess:
     stacks: int
 
 
-class WorkerGroup:
+class WorkerTable:
     """All processes of the present attempt."""
 
     def __init__(

@@ -1,0 +1,213 @@
+"""`raylaunch.WorkerGroup`: an object of a class in each rank, whose methods the caller calls on all ranks."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import threading
+import weakref
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+from raylaunch.cli.api import CheckedLaunch, check_call, checked_function
+from raylaunch.cli.config.job_settings import JobSettings
+from raylaunch.cluster.local import local_machine
+from raylaunch.cluster.run import find_cluster
+from raylaunch.core.job.job import Job
+from raylaunch.errors import ConfigError, InterruptedByUserError, RunStoppedError
+from raylaunch.worker_group.calls import GroupCall, PackedArguments, PendingCall
+from raylaunch.worker_group.dispatcher import (
+    CallDispatcher,
+    CloseGroup,
+    OnRestart,
+    RestartGroup,
+    RunBegun,
+    RunEnded,
+)
+from raylaunch.worker_group.lines import LineServer
+from raylaunch.worker_group.rank.messages import GroupRank
+from raylaunch.worker_group.rank.serving import RankServer
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_SETTINGS = frozenset(JobSettings.__optional_keys__ | JobSettings.__required_keys__)
+_END_SECONDS = 5.0
+"""How long ranks that are idle may take to end, beyond which they are killed."""
+
+
+class WorkerGroup:
+    """An object of a class in each rank of a run, whose methods are called on all ranks.
+
+        with raylaunch.WorkerGroup(Policy, config, nnodes=2, nproc_per_node=4, max_restarts=3) as group:
+            losses = group.call("update", raylaunch.scatter(batches))
+
+    Each rank has torchrun's environment, and its process group is initialized before `Class(*args, **kwargs)`, unless
+    `backend="none"`. If a rank fails, the run restarts as any other run does, up to `max_restarts` times, and the call
+    in which it happened raises `RankRestartedError`, or is made again on all ranks (`retry=True`). If objects have an
+    attribute `state` that is a `raylaunch.worker.State`, it is restored before they are called; with a class attribute
+    `elastic = True`, ranks that did not fail keep their objects.
+
+    Calls are carried out one after the other, in the order in which they were made. Any thread may make them.
+    """
+
+    def __init__(
+        self,
+        kind: type,
+        /,
+        *args: Any,
+        on_restart: OnRestart | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        **settings: Any,
+    ) -> None:
+        """Start the ranks, and wait until each has its object.
+
+        `settings` are the keys of a job file, as `launch` takes them. Other keyword arguments are the class's; `kwargs`
+        has those whose names are settings, too. `on_restart` is called with a `GroupRestart` when the group is whole
+        again after a restart, in a thread of this process, and before any call is carried out; calls that it makes are.
+
+        Raises TypeError if the arguments do not fit the class or cannot be pickled, and else as `launch` does.
+        """
+        own = {name: value for name, value in settings.items() if name not in _SETTINGS} | dict(kwargs or {})
+        check_call("WorkerGroup", kind, args, own)
+        job = {name: value for name, value in settings.items() if name in _SETTINGS}
+        if job.get("detach"):
+            raise ConfigError("a `WorkerGroup` ends with its caller, and cannot be detached")
+        self._dispatcher = CallDispatcher(PackedArguments(args, own), on_restart)
+        self._server = LineServer(_own_address(job), self._dispatcher.inbox)
+        self._lock = threading.Lock()
+        address = self._server.address
+        call: tuple[Any, ...] = (RankServer(address.host, address.port, address.secret, kind), (), {})
+        try:
+            run = checked_function(call, kind, args, own, job)
+        except BaseException:
+            self._server.close()
+            self._dispatcher.inbox.put(RunEnded(error=None))
+            raise
+        title = f"raylaunch-{run.job.title}"
+        threading.Thread(target=_drive, args=(run, self._dispatcher, self._server), daemon=True, name=title).start()
+        self._finalizer = weakref.finalize(self, self._dispatcher.inbox.put, CloseGroup(now=True))
+        self._wait_for_start()
+
+    def _wait_for_start(self) -> None:
+        try:
+            self._dispatcher.started.wait()
+        except BaseException:
+            self.close(now=True)
+            raise
+        if self._dispatcher.error is not None:
+            self._dispatcher.ended.wait()
+            raise self._dispatcher.error
+
+    def __repr__(self) -> str:
+        state = "ended" if self._dispatcher.ended.is_set() else f"attempt {self._dispatcher.world.attempt}"
+        return f"<raylaunch.WorkerGroup of {len(self.ranks)} ranks: {state}>"
+
+    def __len__(self) -> int:
+        """Return the number of ranks."""
+        return self._dispatcher.world.size
+
+    @property
+    def ranks(self) -> tuple[GroupRank, ...]:
+        """Where each rank runs: `rank`, `host`, `node`, `pid`, `gpus`."""
+        return self._dispatcher.world.places
+
+    def call(self, method: str, /, *args: Any, retry: bool = False, timeout: float | None = None, **kwargs: Any) -> Any:
+        """Call a method on all ranks, and return what it returned, by rank.
+
+        An argument may be or contain `raylaunch.scatter([...])`, of which each rank gets its own part.
+
+        :param retry: if ranks fail in the call, make it again on all ranks. A rank may then have carried it out twice.
+        :param timeout: seconds to wait; None: without a limit. The call goes on when they are over.
+        :raises CallFailedError: the method raised an exception in a rank. `__cause__` is that exception.
+        :raises RankRestartedError: ranks failed in the call, or since the last one. All ranks can be called again.
+        :raises JobFailedError: ranks failed, and no restart is left: the group has ended.
+        :raises TimeoutError: the time is over.
+        """
+        return self.submit(method, *args, retry=retry, **kwargs).result(timeout)
+
+    def call_one(
+        self, rank: int, method: str, /, *args: Any, retry: bool = False, timeout: float | None = None, **kwargs: Any
+    ) -> Any:
+        """Call a method on one rank, and return what it returned. Else as `call`."""
+        return self.submit_one(rank, method, *args, retry=retry, **kwargs).result(timeout)
+
+    def submit(self, method: str, /, *args: Any, retry: bool = False, **kwargs: Any) -> GroupCall:
+        """Begin a call of all ranks, and return its future at once.
+
+        `await` and `concurrent.futures.wait` wait for it. Change no array in the arguments before it is over.
+        """
+        return self._submitted(None, method, args, kwargs, retry=retry)
+
+    def submit_one(self, rank: int, method: str, /, *args: Any, retry: bool = False, **kwargs: Any) -> GroupCall:
+        """Begin a call of one rank, and return its future at once."""
+        return self._submitted(rank, method, args, kwargs, retry=retry)
+
+    def _submitted(
+        self, rank: int | None, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, retry: bool
+    ) -> GroupCall:
+        call = PendingCall(
+            future=GroupCall(), method=method, arguments=PackedArguments(args, kwargs), rank=rank, retry=retry
+        )
+        self._dispatcher.submit(call)
+        if self._dispatcher.ended.is_set():
+            call.future.set_exception(self._dispatcher.error or RunStoppedError("the group is closed"))
+        return call.future
+
+    def restart(self) -> None:
+        """Make all ranks anew, and their objects, and wait for that. `State` goes on from its last commit.
+
+        A call that is carried out raises `RankRestartedError`. It spends none of `max_restarts`.
+        """
+        done: Future[None] = Future()
+        self._dispatcher.inbox.put(RestartGroup(done=done))
+        done.result()
+
+    def close(self, *, now: bool = False) -> None:
+        """End the ranks, and wait until nothing of the run is left. Calls that wait are given up.
+
+        Ranks that carry out a call are killed. Ranks that are idle end as scripts do that come to their end, unless
+        `now` is set.
+        """
+        self._finalizer.detach()
+        self._dispatcher.inbox.put(CloseGroup(now=now))
+        if not self._dispatcher.ended.wait(_END_SECONDS):
+            self._dispatcher.inbox.put(CloseGroup(now=True))
+            self._dispatcher.ended.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _drive(run: CheckedLaunch, dispatcher: CallDispatcher, server: LineServer) -> None:
+    error: BaseException | None = None
+    try:
+        run.value(run.run(lambda control: dispatcher.inbox.put(RunBegun(control=control))))
+    except InterruptedByUserError as stopped:  # it would end an event loop, and nobody pressed Ctrl-C
+        error = RunStoppedError(stopped.message, exit_code=stopped.exit_code)
+    except BaseException as failed:  # noqa: BLE001
+        error = failed
+    server.close()
+    dispatcher.inbox.put(RunEnded(error=error))
+
+
+def _own_address(settings: Mapping[str, Any]) -> str:
+    """Return the address of this machine at which the ranks reach it."""
+    ray: Any = sys.modules.get("ray")
+    if ray is not None and ray.is_initialized():
+        return str(ray.util.get_node_ip_address())
+    from raylaunch.cli.config import load  # noqa: PLC0415
+
+    job: Job = load.job_of({**settings, "entrypoint": {"function": "module:name"}})
+    cluster = find_cluster(job.ray)
+    if cluster in (local_machine.LOCAL, local_machine.NONE):
+        return local_machine.LOOPBACK
+    host, _, port = cluster.removeprefix("ray://").rpartition(":")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as sock:  # it sends nothing
+        sock.connect((host.strip("[]"), int(port)))
+        return str(sock.getsockname()[0])

@@ -1,0 +1,77 @@
+"""What the caller and a rank of its group tell each other.
+
+The rank says `RankHello`. Unless it has kept its object, it gets `Create`. It says `RankReady` when it can be called,
+and answers each `Call` by an `Answer`, until it gets `End`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupRank:
+    """Where a rank of a group runs."""
+
+    rank: int
+    """RANK."""
+    host: str
+    """The name of its machine."""
+    node: int
+    """GROUP_RANK: the number of its node."""
+    pid: int
+    gpus: tuple[str, ...]
+    """What CUDA_VISIBLE_DEVICES has in its process."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankHello:
+    """A rank is there."""
+
+    place: GroupRank
+    attempt: int
+    world_size: int
+    has_object: bool
+    """It has stayed, and has the object that it had in the attempt before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Create:
+    """Make the object. The parts are the arguments of its class, by `lengths`."""
+
+    lengths: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankReady:
+    """The rank has its object, and can be called."""
+
+    completed: int | None
+    """The steps that were done in the commit which `State` has restored; None: the object has no `state`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """Call a method. The parts are a pickle of (args, kwargs) and its buffers, then the same of scattered values."""
+
+    number: int
+    method: str
+    lengths: tuple[int, ...]
+    """How many parts the arguments have, and then each scattered value."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What came of a call. The parts are a pickle of what the method returned or raised, and its buffers."""
+
+    number: int
+    error: str = ""
+    """`type: message` of what was raised; "": it has returned."""
+    traceback: str = ""
+    lost_peer: bool = False
+    """The error suggests that another rank is gone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """No call follows: return."""

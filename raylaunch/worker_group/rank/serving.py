@@ -1,0 +1,160 @@
+"""The function that a group launches: makes an object in each rank, and calls its methods for the caller."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import raylaunch.worker
+from raylaunch.core.failures.failure import is_of_lost_peer
+from raylaunch.worker_group.rank import frames, packing
+from raylaunch.worker_group.rank.messages import Answer, Call, Create, End, GroupRank, RankHello, RankReady
+
+ADMITTED = b"+"
+_CONNECT_SECONDS = 60.0
+_NOTHING = object()
+
+
+class RankServer:
+    """What runs in each rank. It is unpickled before the process group is made."""
+
+    def __init__(self, host: str, port: int, secret: str, kind: type) -> None:
+        """`host`, `port`, `secret`: where the caller listens. `kind`: the class of the object."""
+        self._address = host, port
+        self._secret = secret
+        self._kind = kind
+        self._object: Any = _NOTHING
+        self._line: socket.socket | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickled, (*self._address, self._secret, self._kind)
+
+    def __call__(self) -> None:
+        """Make the object and answer calls, until the caller has no more."""
+        with self._connected() as line:
+            self._create(line)
+            self._line = line
+            run = raylaunch.worker.elastic(self._serve) if is_elastic(self._kind) else self._serve
+            run()
+
+    def _create(self, line: socket.socket) -> None:
+        message, parts = frames.receive(line)
+        assert isinstance(message, Create)
+        args, kwargs = _arguments(parts, message.lengths)
+        self._object = self._kind(*args, **kwargs)
+
+    def _serve(self) -> None:
+        """Answer calls. A rank that stays leaves this by an exception, and enters it again in the next attempt."""
+        line, self._line = self._line, None
+        with line or self._connected() as connected:
+            frames.send(connected, RankReady(completed=self._restored()))
+            while self._answer_next(connected):
+                pass
+
+    def _restored(self) -> int | None:
+        """Restore the object's `state`, if it is a `State`, and return the steps that were done."""
+        state = getattr(self._object, "state", None)
+        is_there = "raylaunch.worker.state.elastic_state" in sys.modules and isinstance(state, raylaunch.worker.State)
+        return state.restore() if is_there and state is not None else None
+
+    def _answer_next(self, line: socket.socket) -> bool:
+        with raylaunch.worker.section("waiting for a call"):
+            message, parts = frames.receive(line)
+        if isinstance(message, End):
+            return False
+        assert isinstance(message, Call)
+        frames.send(line, *self._answer(message, parts))
+        return True
+
+    def _answer(self, call: Call, parts: list[bytearray]) -> tuple[Answer, list[frames.Buffer]]:
+        try:
+            args, kwargs = _arguments(parts, call.lengths)
+            result = getattr(self._object, call.method)(*args, **kwargs)
+            return Answer(number=call.number), packing.packed(result)
+        except (Exception, SystemExit) as error:
+            if is_elastic(self._kind) and _explains(error):
+                raise
+            return _failed(call.number, error)
+
+    @contextlib.contextmanager
+    def _connected(self) -> Any:
+        """Connect to the caller, and say which rank this is."""
+        context = raylaunch.worker.context()
+        hello = RankHello(
+            place=GroupRank(
+                rank=context.rank,
+                host=socket.gethostname(),
+                node=context.node_rank,
+                pid=os.getpid(),
+                gpus=tuple(filter(None, os.environ.get("CUDA_VISIBLE_DEVICES", "").split(","))),
+            ),
+            attempt=context.attempt,
+            world_size=context.world_size,
+            has_object=self._object is not _NOTHING,
+        )
+        with _admitted(self._address, f"{self._secret} {context.attempt}:{context.rank}\n".encode()) as line:
+            frames.send(line, hello)
+            yield line
+
+
+def _unpickled(host: str, port: int, secret: str, kind: type) -> RankServer:
+    if is_elastic(kind):
+        raylaunch.worker.elastic  # noqa: B018  # from now on it notes which groups and models are made
+    return RankServer(host, port, secret, kind)
+
+
+def is_elastic(kind: type) -> bool:
+    """Return whether a class says that its objects stay when other ranks die."""
+    return bool(getattr(kind, "elastic", False))
+
+
+def _explains(error: BaseException) -> bool:
+    from raylaunch.worker.survivors import elastic_function  # noqa: PLC0415
+
+    return elastic_function.explains(error)
+
+
+def _admitted(address: tuple[str, int], hello: bytes) -> socket.socket:
+    """Return a connection that the caller has admitted. It may drop one if many come at once."""
+    give_up_at = time.monotonic() + _CONNECT_SECONDS
+    while True:
+        line = socket.create_connection(address, timeout=_CONNECT_SECONDS)
+        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        line.sendall(hello)
+        with contextlib.suppress(ConnectionResetError):
+            if line.recv(1) == ADMITTED:
+                line.settimeout(None)
+                return line
+        line.close()
+        if time.monotonic() > give_up_at:
+            raise ConnectionRefusedError("the caller does not admit this rank")
+        time.sleep(0.1)
+
+
+def _arguments(parts: list[bytearray], lengths: tuple[int, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    arguments, *scattered = packing.split(parts, lengths)
+    load: Callable[[int], object] = lambda number: packing.unpacked(scattered[number])  # noqa: E731
+    found: tuple[tuple[Any, ...], dict[str, Any]] = packing.unpacked(arguments, load)
+    return found
+
+
+def _failed(number: int, error: BaseException) -> tuple[Answer, list[frames.Buffer]]:
+    """Return the answer for an exception. One that cannot be pickled is sent as its text."""
+    text = f"{type(error).__name__}: {error}"
+    try:
+        parts = packing.packed(error)
+    except Exception:  # noqa: BLE001
+        parts = []
+    answer = Answer(
+        number=number,
+        error=text,
+        traceback="".join(traceback.format_exception(type(error), error, error.__traceback__)),
+        lost_peer=is_of_lost_peer(text),
+    )
+    return answer, parts

@@ -1,0 +1,287 @@
+"""`raylaunch.WorkerGroup`: an object in each rank, whose methods a program that uses Ray calls."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import textwrap
+from typing import Any
+
+import pytest
+
+from tests.cluster.conftest import left_in_ray, wait_until
+from tests.private_cluster import MARK, marked
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+
+PRELUDE = """
+import asyncio, concurrent.futures, json, os, signal, sys, threading, time
+import ray, raylaunch
+
+class Counter:
+    def __init__(self, start, step=1):
+        self.rank, self.count, self.step = int(os.environ["RANK"]), start, step
+    def add(self, number):
+        self.count += self.step * number
+        return self.count
+    def rank_and(self, value):
+        return self.rank, value
+    def fail(self):
+        raise LookupError(f"of rank {self.rank}")
+    def die(self, rank, path):
+        if rank == self.rank and not os.path.exists(path):
+            open(path, "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.add(1)
+    def sleep(self, seconds):
+        time.sleep(seconds)
+    def large(self, array):
+        return bool((array == 7).all()), array.flags.writeable, array + 1
+
+def group_of(kind, *args, **settings):
+    defaults = {"nproc_per_node": 2, "backend": "none", "preload": [], "show": "none"}
+    return raylaunch.WorkerGroup(kind, *args, **(defaults | settings))
+
+def error_of(work):
+    try:
+        work()
+    except Exception as error:
+        return type(error).__name__
+"""
+
+
+def outcome(launcher: Any, program: str, **env: str) -> Any:
+    """Return what a program prints as JSON in its last line."""
+    path = launcher.folder / "program.py"
+    path.write_text(PRELUDE + textwrap.dedent(program))
+    done = launcher.python(str(path), env=env or None)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_calls(launcher):
+    """Results are by rank and in order, futures can be awaited, and an exception leaves the group as it is."""
+    found = outcome(
+        launcher,
+        """
+        import numpy as np
+        ray.init(log_to_driver=False, logging_level="ERROR")
+        found = {}
+        with group_of(Counter, 10, step=2) as group:
+            found["ranks"] = [(place.rank, place.node, place.pid != os.getpid()) for place in group.ranks]
+            found["call"] = group.call("add", 1)
+            found["scattered"] = group.call("rank_and", {"x": raylaunch.scatter(["a", "b"])})
+            found["one"] = group.call_one(1, "rank_and", None)
+            try:
+                group.call("fail")
+            except raylaunch.CallFailedError as error:
+                found["error"] = type(error.__cause__).__name__, f"of rank {error.rank}" in str(error)
+            found["wrong"] = [
+                error_of(lambda: group.call("rank_and", raylaunch.scatter([1]))),
+                error_of(lambda: group.call_one(2, "rank_and", 1)),
+                error_of(lambda: group.call("rank_and", threading.Lock())),
+                error_of(lambda: group.call("missing")),
+                error_of(lambda: group.call("sleep", 1, timeout=0.01)),
+            ]
+            first, second = group.submit("add", 1), group.submit("add", 1)
+            concurrent.futures.wait([second])
+            found["order"] = first.done(), first.result(), second.result()
+
+            async def both():
+                return await asyncio.gather(group.submit("add", 1), group.submit_one(0, "add", 1))
+
+            found["awaited"] = asyncio.run(both())
+            is_seven, is_writable, more = zip(*group.call("large", np.full(100_000, 7)))
+            found["large"] = is_seven, is_writable, [int(array.sum()) for array in more]
+        found["closed"] = error_of(lambda: group.call("add", 1))
+        found["class"] = error_of(lambda: group_of(Counter, wrong=1)), error_of(lambda: group_of(Counter, 1, detach=True))
+        found["still connected"] = ray.get(ray.put(1))
+        print(json.dumps(found))
+        """,
+    )
+    assert found == {
+        "ranks": [[0, 0, True], [1, 0, True]],
+        "call": [12, 12],
+        "scattered": [[0, {"x": "a"}], [1, {"x": "b"}]],
+        "one": [1, None],
+        "error": ["LookupError", True],
+        "wrong": ["ValueError", "ValueError", "TypeError", "CallFailedError", "TimeoutError"],
+        "order": [True, [14, 14], [16, 16]],
+        "awaited": [[18, 18], 20],
+        "large": [[True, True], [True, True], [800_000, 800_000]],
+        "closed": "RunStoppedError",
+        "class": ["TypeError", "ConfigError"],
+        "still connected": 1,
+    }
+
+
+def test_a_rank_that_dies(launcher):
+    """The call in which it happens raises or is made again; a later call is told; without restarts the group ends."""
+    found = outcome(
+        launcher,
+        """
+        ray.init(log_to_driver=False, logging_level="ERROR")
+        found, told = {}, []
+
+        def restarted(restart):
+            told.append((restart.ranks, restart.attempt, group.call("rank_and", "set up")))
+
+        with group_of(Counter, 0, max_restarts=3, on_restart=restarted) as group:
+            later = []
+            try:
+                interrupted = group.submit("die", 1, "first")
+                later.append(group.submit("add", 1))
+                interrupted.result()
+            except raylaunch.RankRestartedError as error:
+                found["error"] = error.restart.ranks, error.restart.completed, error.interrupted
+            found["later"] = later[0].result()
+            found["again"] = group.call("die", 0, "second", retry=True)
+            os.kill(group.ranks[1].pid, signal.SIGKILL)
+            while len(told) < 3:
+                time.sleep(0.01)
+            try:
+                group.call("add", 1)
+            except raylaunch.RankRestartedError as error:
+                found["idle"] = error.restart.ranks, error.interrupted
+            found["then"] = group.call("add", 1)
+            os.kill(group.ranks[0].pid, signal.SIGKILL)
+            found["over"] = error_of(lambda: group.call("add", 1)), error_of(lambda: group.call("add", 1))
+        found["told"] = told
+        print(json.dumps(found))
+        """,
+    )
+    ranks = [[0, "set up"], [1, "set up"]]
+    assert found == {
+        "error": [[1], None, True],
+        "later": [1, 1],
+        "again": [1, 1],
+        "idle": [[1], False],
+        "then": [1, 1],
+        "over": ["JobFailedError", "JobFailedError"],
+        "told": [[[1], 2, ranks], [[0], 3, ranks], [[1], 4, ranks]],
+    }
+
+
+ELASTIC = """
+ray.init(log_to_driver=False, logging_level="ERROR")
+
+class Model:
+    elastic = True
+    def __init__(self):
+        import torch, torch.distributed as dist
+        from torch.nn.parallel import DistributedDataParallel
+        torch.manual_seed(0)
+        self.torch, self.dist = torch, dist
+        self.model = DistributedDataParallel(torch.nn.Linear(4, 4))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.state = raylaunch.worker.State(every=1, model=self.model, optimizer=self.optimizer)
+    def step(self, die=""):
+        done = self.state.get("done", 0)
+        if die and self.dist.get_rank() == 1 and not os.path.exists(die):
+            open(die, "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.optimizer.zero_grad()
+        self.model(self.torch.ones(1, 4)).sum().backward()
+        self.optimizer.step()
+        self.state["done"] = done + 1
+        self.state.commit(done)
+        return os.getpid(), done + 1, float(self.model.module.weight.sum())
+
+import raylaunch.worker
+with raylaunch.WorkerGroup(Model, nproc_per_node=2, show="none", max_restarts=2) as group:
+    calm = [group.call("step") for _ in range(4)]
+with raylaunch.WorkerGroup(Model, nproc_per_node=2, show="none", max_restarts=2) as group:
+    before = [group.call("step"), group.call("step")]
+    after = [group.call("step", "died", retry=True)]
+    os.kill(group.ranks[0].pid, signal.SIGKILL)
+    after.append(group.call("step", retry=True))
+    group.restart()
+    pids = [place.pid for place in group.ranks]
+    restored = group.call("step")
+found = {
+    "weights": [[weight for _, _, weight in call] for call in before + after] == [[w for *_, w in c] for c in calm],
+    "steps": [call[0][1] for call in [*before, *after, restored]],
+    "stayed": [before[1][rank][0] == after[0][rank][0] for rank in (0, 1)],
+    "stayed then": [after[0][rank][0] == after[1][rank][0] for rank in (0, 1)],
+    "all anew": [after[1][rank][0] == pids[rank] for rank in (0, 1)],
+}
+print(json.dumps(found))
+"""
+
+
+def test_ranks_that_stay_keep_their_objects(launcher):
+    """With `elastic` and `State`: also one that waits for a call. No committed step is lost, nor done twice."""
+    assert outcome(launcher, ELASTIC) == {
+        "weights": True,
+        "steps": [1, 2, 3, 4, 5],
+        "stayed": [True, False],
+        "stayed then": [False, True],
+        "all anew": [False, False],
+    }
+
+
+CALLERS = """
+ray.init(log_to_driver=False, logging_level="ERROR")
+
+def hold(path):
+    group = group_of(Counter, 0, env={"MARK": os.environ["MARK"]})
+    with open(path + ".new", "w") as file:
+        json.dump([os.getpid(), group.call("add", 1)], file)
+    os.rename(path + ".new", path)
+    return group
+
+class Holder:
+    def begin(self, path):
+        self.group = hold(path)
+    def drop(self):
+        del self.group
+
+kind, held = os.environ["KIND"], os.path.abspath("held")
+if kind == "driver":
+    group = hold(held)
+elif kind == "task":
+    waiting = ray.remote(num_cpus=0, max_retries=0)(lambda path: (hold(path), time.sleep(1000))[0]).remote(held)
+else:
+    actor = ray.remote(num_cpus=0)(Holder).remote()
+    ray.get(actor.begin.remote(held))
+    if kind == "dropped":
+        ray.get(actor.drop.remote())
+sys.stdin.read()
+time.sleep(1000)
+""".replace('"MARK"', f'"{MARK}"')
+
+
+@pytest.mark.parametrize("kind", ["driver", "actor", "task", "dropped"])
+def test_nothing_is_left_of_a_caller_that_is_killed(launcher, kind, tmp_path):
+    """Whatever it was in Ray, and also if only the object is collected. Its program goes on.
+
+    Of an actor or task that is killed, Ray keeps the reservation until the program ends.
+    """
+    path = tmp_path / "program.py"
+    path.write_text(PRELUDE + CALLERS)
+    mark = os.urandom(8).hex()
+    program = launcher.command(str(path), env={"KIND": kind, MARK: mark})
+    try:
+        wait_until((tmp_path / "held").exists, 100, "the group")
+        pid, answer = json.loads((tmp_path / "held").read_text())
+        assert answer == [1, 1]
+        if kind != "dropped":
+            os.kill(pid, signal.SIGKILL)
+        ignored = "group" if kind in ("actor", "task") else "nothing"
+        left = lambda: [each for each in left_in_ray(launcher.cluster) if not each.startswith(ignored)]  # noqa: E731
+        wait_until(lambda: left() == [], 60, "agents and reservations to be gone")
+        wait_until(lambda: not [each for each in marked(mark) if "rank" in title(each)], 60, "the ranks to be gone")
+        assert (program.poll() is None) is (kind != "driver")
+    finally:
+        program.kill()
+        program.communicate()
+
+
+def title(pid: int) -> str:
+    """Return the command line of a process; "": it is gone."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""
