@@ -11,6 +11,7 @@ from typing import Any
 
 from raylaunch.capabilities.peers import sections as peers
 from raylaunch.cluster.agent.agent import AgentReport
+from raylaunch.cluster.capability import AgentPort, DriverPort
 from raylaunch.cluster.fleet_api import AgentLost, HostDraining, ReportReceived, SlotGranted
 from raylaunch.core.failures.stacks import Stack
 from raylaunch.core.machine.events_and_actions import RestartTimings
@@ -45,6 +46,16 @@ def process_failure(attempt: int, rank: int, local_rank: int = 0, **known: Any) 
     unknown = dict.fromkeys(("host", "error_file", "spoilt", "evidence", "stdout", "stderr", "tail"), "")
     facts = {"pid": 1, "at": 0.0, "exit_code": -9, "stopped": False, "error": None, **unknown, **known}
     return ProcessFailure(attempt=attempt, rank=rank, local_rank=local_rank, **facts)
+
+
+def agent_port(**known: Any) -> AgentPort:
+    """Return what a capability's part in an agent gets; `known`: the fields that the part uses."""
+    return AgentPort(**dict.fromkeys(AgentPort.__dataclass_fields__) | {"address": ""} | known)
+
+
+def driver_port(**known: Any) -> DriverPort:
+    """Return what a capability's part in the driver gets; `known`: the fields that the part uses."""
+    return DriverPort(**dict.fromkeys(DriverPort.__dataclass_fields__) | known)
 
 
 class FakeFleet:

@@ -48,7 +48,7 @@ LARGE_MODULES = {
 LARGE_CLASSES = {
     "AsyncWriter": (13, 0),
     "Console": (13, 0),
-    "Agent": (22, 0),
+    "Agent": (21, 0),
     "FileCopies": (15, 0),
     "DriverActor": (16, 0),
     "Driver": (13, 29),
@@ -103,7 +103,7 @@ CAPABILITIES = {
         *(f"core.monitoring.hang_{part}" for part in ("cause", "detector", "policy")),
     ),
     "peers": ("capabilities.peers", "core.machine.peers"),
-    "terminal": ("cluster.agent.worker_terminal", "node.protocol.terminal_messages"),
+    "terminal": ("capabilities.terminal",),
     "takeover": ("cluster.takeover", "cluster.succession", "core.driver_replaced", "core.machine.resuming"),
     "warm": ("cluster.fleet.agent_reuse",),
     "control": ("cluster.control",),
@@ -118,9 +118,9 @@ KERNEL = (
 )
 """The packages that start, supervise, restart and resize."""
 KNOWN_CAPABILITIES = {
-    "cluster.agent.agent": {"state", "takeover", "terminal"},
+    "cluster.agent.agent": {"state", "takeover"},
     "cluster.agent.ray_actor": {"state", "takeover"},
-    "cluster.driver.driver": {"state", "takeover", "terminal"},
+    "cluster.driver.driver": {"state", "takeover"},
     "cluster.driver.executor": {"state"},
     "cluster.driver.progress_monitor": {"hangs"},
     "cluster.driver.run_folder": {"report", "takeover"},
@@ -132,9 +132,9 @@ KNOWN_CAPABILITIES = {
     "core.machine.state": {"state"},
     "core.machine.workers": {"state"},
     "node.forkserver.subreaper": {"state"},
-    "node.protocol.messages": {"state", "terminal"},
-    "node.protocol.node_goal": {"state", "terminal"},
-    "node.protocol.node_spec": {"state", "survivors", "terminal"},
+    "node.protocol.messages": {"state"},
+    "node.protocol.node_goal": {"state"},
+    "node.protocol.node_spec": {"state", "survivors"},
     "node.protocol.node_status": {"state"},
     "node.supervisor.forkserver_client": {"state"},
     "node.supervisor.polling": {"state"},

@@ -16,11 +16,11 @@ from raylaunch.core.text import printable
 from raylaunch.errors import ExitCode, InterruptedByUserError, RaylaunchError
 
 if TYPE_CHECKING:
+    from raylaunch.capabilities.terminal.driver import Keyboard
     from raylaunch.cluster.driver.observer import RunObserver
     from raylaunch.cluster.takeover.succession import Succession
     from raylaunch.core.job.job import Job
     from raylaunch.core.record.result import RunResult
-    from raylaunch.node.protocol.terminal_messages import Keyboard
 
 # Imports are made where they are used, so that `--help` and error messages do not wait for Ray.
 

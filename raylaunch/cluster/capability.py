@@ -9,14 +9,18 @@ goals and statuses, the newest counts: a section says what should be, or what is
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
 from raylaunch.core.machine.events_and_actions import Event
 from raylaunch.core.machine.machine import Machine
 from raylaunch.core.newtypes import NodeId, RunTime
+from raylaunch.core.placement.environment import Assignment
+from raylaunch.node.logs.tail import LogOutput
 from raylaunch.node.protocol.messages import Order, StacksDumped
 from raylaunch.node.protocol.node_spec import AgentSpec
+from raylaunch.worker.runtime.spec import WorkerSpec
 
 NEVER = float("inf")
 
@@ -31,6 +35,8 @@ class DriverPort:
     """Send an order of the kernel's to a node."""
     show: Callable[[NodeId, bytes], None]
     """Show a node the capability's section of its goal, in place of the last one. It is sent at once."""
+    call: Callable[[Callable[[], None]], None]
+    """Have the driver's loop call this. Any thread may call it."""
 
 
 class DriverPart(Protocol):
@@ -38,6 +44,10 @@ class DriverPart(Protocol):
 
     A part inherits from this class, and has the methods that it needs.
     """
+
+    def running(self) -> AbstractContextManager[None]:
+        """Return what is entered for as long as the driver's loop runs."""
+        return nullcontext()
 
     @property
     def next_check(self) -> float:
@@ -56,12 +66,15 @@ class DriverPart(Protocol):
 
     def launched(self, now: RunTime) -> None:
         """Learn that an attempt begins, or that this driver takes it over."""
+        del now
 
     def told(self, node: NodeId, section: bytes) -> None:
         """Take a node's section of the status, which has changed."""
+        del node, section
 
     def stacks(self, answer: StacksDumped) -> None:
         """Take the stacks of a node's workers, whoever has asked for them."""
+        del answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +86,10 @@ class AgentPort:
     """The node's own."""
     tell: Callable[[bytes], None]
     """Tell the driver the capability's section of the status, in place of the last one. It is sent at once."""
+    put_output: Callable[[LogOutput], None]
+    """Send output of a worker to the driver."""
+    is_full: Callable[[], bool]
+    """Whether output must wait, since the driver has not caught up."""
 
 
 class AgentPart(Protocol):
@@ -83,9 +100,20 @@ class AgentPart(Protocol):
 
     def shown(self, section: bytes) -> None:
         """Take the node's section of the goal, which is new."""
+        del section
+
+    def workers(self, assignment: Assignment, specs: tuple[WorkerSpec, ...]) -> tuple[WorkerSpec, ...]:
+        """Return what the workers of an attempt, which begins, are started from: these specifications, or changed."""
+        del assignment
+        return specs
+
+    def workers_changed(self) -> None:
+        """Do what must be done before the driver is told that workers have started, failed or ended."""
+        return
 
     def close(self) -> None:
         """Stop: the run is over here."""
+        return
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,11 +14,9 @@ from raylaunch.core.job.job import Job
 from raylaunch.core.job.redaction import Redactor
 from raylaunch.core.placement.packing import NodeFacts
 from raylaunch.core.placement.plan import Plan, make_plan, settled
-from raylaunch.core.text import count
 from raylaunch.errors import ClusterError, ConfigError
 from raylaunch.node.linux.working_folder import current
 from raylaunch.node.protocol.node_spec import AgentSpec
-from raylaunch.node.protocol.terminal_messages import TerminalSpec
 from raylaunch.worker.state.checkpoints.durable_folder import DurableFolder
 
 NO_CLUSTER = "ray.address: none (no cluster is running; this machine does it alone, without Ray)"
@@ -102,20 +100,12 @@ def agent_spec(
     links: LinkServer | None,
     *,
     payload: bytes,
-    terminal: TerminalSpec | None,
 ) -> AgentSpec:
-    """Return what all agents are told; the fleet adds the rest for each.
-
-    Raises ConfigError if there is no such rank as that which gets the terminal.
-    """
-    if terminal is not None and terminal.rank >= plan.workers:
-        msg = f"there is no rank {terminal.rank}: the job has {count(plan.workers, 'worker')}"
-        raise ConfigError(msg)
+    """Return what all agents are told; the fleet adds the rest for each."""
     return AgentSpec(
         job=replace(settled(job, plan), name=Redactor.of(job, os.environ).hide(job.title)),
         run_dir=run_dir,
         payload=payload,
-        terminal=terminal,
         state_secret="" if session.in_process else os.urandom(16).hex(),  # else agents end with this process
         address=local_machine.LOOPBACK if session.local else None,
         submitter_env=submitter_env,

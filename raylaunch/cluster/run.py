@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING
 
 from raylaunch.capabilities.peers.agent import PeerProbe
 from raylaunch.capabilities.peers.driver import PeerCheck
+from raylaunch.capabilities.terminal.agent import WorkerTerminal
+from raylaunch.capabilities.terminal.driver import Keyboard, TerminalKeys
 from raylaunch.cluster import planning
 from raylaunch.cluster.agent.link import LinkServer
 from raylaunch.cluster.capability import AgentPart, AgentPort, Capability
@@ -41,9 +43,9 @@ from raylaunch.core.placement.environment import assign, submitted
 from raylaunch.core.placement.plan import Plan, settled
 from raylaunch.core.record.result import RunResult
 from raylaunch.core.record.run_layout import LAYOUTS, future_losses
-from raylaunch.errors import ClusterError, ExitCode, InterruptedByUserError
+from raylaunch.core.text import count
+from raylaunch.errors import ClusterError, ConfigError, ExitCode, InterruptedByUserError
 from raylaunch.node.linux import procfs
-from raylaunch.node.protocol.terminal_messages import Keyboard
 
 if TYPE_CHECKING:
     from raylaunch.cluster.takeover.ledger import Ledger, RunFacts
@@ -112,8 +114,8 @@ def run_job(
     `job_text`: the job as it is written to the run folder. `payload`: (function, args, kwargs), pickled with
     cloudpickle, to run instead of the job's entry point. `on_control`: gets what answers this process about the run.
     `keyboard`: the terminal that one rank gets. `succession`: which driver of a detached run on a cluster it is.
-    `capabilities`: what the run can do besides what the kernel does.
     `conclude` is called when the journal is complete, before `result.json` is written: who waits for that has all.
+    `capabilities`: without the terminal's.
 
     Raises ConfigError if the run folder cannot be made or there is no working folder, ClusterError if the cluster
     cannot be reached, cannot hold the job at all or cannot go on with it, and InterruptedByUserError if a signal
@@ -124,6 +126,7 @@ def run_job(
         job = scheduler.with_end(job, os.environ, observer.on_message)
     secrets = Redactor.of(job, os.environ)
     planning.working_folder()
+    capabilities = (*capabilities, *_terminal(keyboard))
     with redacted_errors(secrets), signals.handled(job) as handler, _connected(job) as session:
         seen = GuardedObserver(observer)
         if succession is not None and succession.predecessor is not None:
@@ -136,7 +139,6 @@ def run_job(
         on_control(control)
         with (
             run_control.served(control, session, run.warn),
-            contextlib.nullcontext() if keyboard is None else keyboard.connected(run.driver.typed),
             cluster_registry.entered(
                 replace(_entry(run, session, secrets, control), token=succession.token if succession else ""),
                 os.environ,
@@ -248,10 +250,10 @@ def _prepare(
     if job.keep_warm and (why := session.why_not_warm(plan)):
         observer.on_message(f"keep_warm has no effect: {why}")
         job = replace(job, keep_warm=0.0)
-    terminal = keyboard.spec if keyboard is not None else None
-    spec = planning.agent_spec(
-        job, plan, session, folder.where, submitter_env, links, payload=payload, terminal=terminal
-    )
+    if keyboard is not None and keyboard.spec.rank >= plan.workers:
+        msg = f"there is no rank {keyboard.spec.rank}: the job has {count(plan.workers, 'worker')}"
+        raise ConfigError(msg)
+    spec = planning.agent_spec(job, plan, session, folder.where, submitter_env, links, payload=payload)
     spec = replace(spec, parts=_agent_parts(capabilities))
     if succession is not None:
         facts = succession.facts(job, settled(job, plan), plan, run_id, began.isoformat(), spec)
@@ -268,6 +270,13 @@ def _prepare(
         began=began.isoformat(),
         warn=observer.on_message,
     )
+
+
+def _terminal(keyboard: Keyboard | None) -> Sequence[Capability]:
+    if keyboard is None:
+        return ()
+    keys, terminal = partial(TerminalKeys, keyboard), partial(WorkerTerminal, keyboard.spec)
+    return (Capability(name="terminal", driver=keys, agent=terminal),)
 
 
 def _agent_parts(capabilities: Sequence[Capability]) -> dict[str, Callable[[AgentPort], AgentPart]]:

@@ -14,8 +14,8 @@ import termios
 import threading
 from collections.abc import Callable, Iterator
 
+from raylaunch.capabilities.terminal.sections import TerminalInput, TerminalSpec
 from raylaunch.errors import ConfigError
-from raylaunch.node.protocol.terminal_messages import TerminalInput, TerminalSpec
 
 _CHUNK = 4096
 _SIZE_SECONDS = 0.3

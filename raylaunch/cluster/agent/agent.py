@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,6 @@ from raylaunch.cluster.agent.link import Link
 from raylaunch.cluster.agent.log_reader import LogReader, in_thread
 from raylaunch.cluster.agent.log_shipper import LogShipper
 from raylaunch.cluster.agent.outbox import Outbox
-from raylaunch.cluster.agent.worker_terminal import WorkerTerminal
 from raylaunch.cluster.capability import AgentPart, AgentPort
 from raylaunch.cluster.succession.agent_session import SUCCESSION_SECONDS, AgentSession
 from raylaunch.core.job import outputs
@@ -26,7 +25,6 @@ from raylaunch.core.monitoring.heartbeat import Heartbeat
 from raylaunch.core.newtypes import HostId, NodeTime
 from raylaunch.core.placement import devices
 from raylaunch.core.placement.environment import base_env, interface_env, is_of_a_terminal
-from raylaunch.core.record.run_layout import STDOUT
 from raylaunch.node.linux import interfaces, limits, processes, working_folder
 from raylaunch.node.logs import log_files
 from raylaunch.node.logs.log_files import LogAnswer, LogQuery, LogRead
@@ -44,7 +42,6 @@ from raylaunch.node.protocol.messages import (
 from raylaunch.node.protocol.node_spec import AgentSpec
 from raylaunch.node.protocol.node_status import AgentReady, NodeStatus, StatusFeed
 from raylaunch.node.protocol.section import CapabilitySection
-from raylaunch.node.protocol.terminal_messages import TerminalInput
 from raylaunch.node.state.checkpoint_writes import LastWrite
 from raylaunch.node.supervisor.forkserver_client import ForkServerClient
 from raylaunch.node.supervisor.supervisor import Supervisor
@@ -142,10 +139,6 @@ class Agent:
         self._parts = {name: self._begun(name, begin, spec) for name, begin in spec.parts.items()}
         self._copies = StateCopies(self._supervisor.state, address, self._report, self._in_loop)
         self._log_reader = LogReader()
-        self._terminal: WorkerTerminal | None = None
-        if spec.terminal is not None:
-            self._terminal = WorkerTerminal(spec.terminal, self._outbox, self._wake_if_needed)
-            self._supervisor.spec = replace(self._supervisor.spec, terminal=self._terminal.path)
         self._logs = LogShipper(self._outbox, self._wake_if_needed, self._supervisor.page)
         self._report_interval = report_interval(spec.job.node_timeout)
         self.session = AgentSession(spec.epoch)
@@ -180,7 +173,19 @@ class Agent:
         def tell(body: bytes) -> None:
             self._report(CapabilitySection(capability=capability, body=body))
 
-        return begin(AgentPort(spec=spec, address=self._address, tell=tell))
+        def put_output(output: LogOutput) -> None:
+            self._outbox.put_output([output])
+            self._wake_if_needed()
+
+        return begin(
+            AgentPort(
+                spec=spec,
+                address=self._address,
+                tell=tell,
+                put_output=put_output,
+                is_full=lambda: self._outbox.full,
+            )
+        )
 
     async def next_report(self, epoch: int = 0) -> AgentReport:
         """Wait until there is something to report, for the report interval at most.
@@ -253,22 +258,24 @@ class Agent:
             if order.capability in self._parts:  # else the run is over here
                 self._parts[order.capability].shown(order.body)
             return
-        if isinstance(order, TerminalInput):
-            if self._terminal is not None:
-                self._terminal.handle(order)
-            return
         if isinstance(order, CopyOrder):
             self._copies.handle(order)
             return
         if isinstance(order, AnnounceCommit):
             self._copies.announce(order, lambda: self._supervisor.handle(order))
             return
-        self._supervisor.handle(self._copies.launch(order) if isinstance(order, LaunchWorkers) else order)
         if isinstance(order, LaunchWorkers):
-            spec, part, shown = self._supervisor.spec, order.assignment, None
-            if self._terminal is not None:
-                shown = self._terminal.launched(part, lambda rank: str(spec.rank_dir(part.attempt, rank) / STDOUT))
-            self._logs.follow(part, spec, self._view, shown)
+            self._launch(self._copies.launch(order))
+            return
+        self._supervisor.handle(order)
+
+    def _launch(self, order: LaunchWorkers) -> None:
+        spec, workers = self._supervisor.spec, self._supervisor.spec.workers(order)
+        for part in self._parts.values():
+            workers = part.workers(order.assignment, workers)
+        self._supervisor.launch(order, workers)
+        shown = next((worker.rank for worker in workers if worker.terminal), None)
+        self._logs.follow(order.assignment, spec, self._view, shown)
 
     async def logs(self, asked: LogQuery | LogRead) -> LogAnswer:
         """Return what the log files of workers on this node have. Raises OSError."""
@@ -321,9 +328,6 @@ class Agent:
         while self._parts:
             self._parts.popitem()[1].close()
         self._copies.close()
-        if self._terminal is not None:
-            self._terminal.close()
-            self._terminal = None
         self._logs.close()
         if self._polls_supervisor:
             self._polls_supervisor = False
@@ -346,8 +350,8 @@ class Agent:
         try:
             events = self._supervisor.poll()
             self._copies.serve()
-            if self._terminal is not None:
-                self._terminal.read()  # before the end of the worker is reported
+            for part in self._parts.values():
+                part.workers_changed()
         except Exception as error:  # noqa: BLE001
             self.fail(error)
             return

@@ -63,7 +63,6 @@ from raylaunch.node.linux import processes
 from raylaunch.node.protocol.messages import StacksDumped, StoreOpened
 from raylaunch.node.protocol.node_status import AgentReady, NodeStatus
 from raylaunch.node.protocol.section import CapabilitySection
-from raylaunch.node.protocol.terminal_messages import TerminalInput
 
 _HEAR_SECONDS = 5.0
 """How long a driver that takes over waits for all agents to tell what is true there, before it decides anything."""
@@ -176,7 +175,7 @@ class Driver:
         tracker = tracker_of(job, calls_should_checkpoint=ledger is not None and ledger.calls_should_checkpoint)
         self.monitor = ProgressMonitor(tracker, fleet, self._write_stacks, observer.on_message)
         #: By the names of their capabilities.
-        self._parts = {each.name: _begun(each, self.machine, fleet) for each in capabilities}
+        self._parts = {each.name: _begun(each, self, fleet) for each in capabilities}
         copies = ledger.copies if ledger is not None else KnownCopies()
         self._executor = Executor(self.machine, run_id, fleet, self.monitor, self.nodes.give_up, copies)
         #: Gets the stacks of the workers of each node, in the thread of `run`.
@@ -192,29 +191,17 @@ class Driver:
         """Enqueue work for the thread of `run`; see `LoopCall`. Any thread and any signal handler may call this."""
         self._inbox.put(LoopCall(work, answer))
 
-    def typed(self, keys: TerminalInput) -> None:
-        """Pass on what a person has typed. Any thread may call this. The node of the rank with the terminal uses it."""
-        with contextlib.suppress(RuntimeError):  # the fleet is closed
-            for node in self.machine.roster:
-                self._fleet.send(node, keys)
-
     def run(self) -> Finish:
         """Run until the machine is done. The caller closes the fleet.
 
         Raises ClusterError if the run cannot go on: no torch on a node, `master_port` in use, the head lost.
         """
         try:
-            self._begin()
-            while True:
-                if self._leadership is not None:
-                    self._leadership.stepped(self.decisions, self._now())
-                if self.machine.phase is Phase.DONE:
-                    break
-                for item in self._next_items():
-                    for event in self._events(item):
-                        self._step(event)
-                for event in self._due_events():
-                    self._step(event)
+            with contextlib.ExitStack() as running:
+                for part in self._parts.values():
+                    running.enter_context(part.running())
+                self._begin()
+                self._loop()
         finally:
             for item in [self._inbox.get_nowait() for _ in range(self._inbox.qsize())]:
                 if isinstance(item, LoopCall):
@@ -223,6 +210,18 @@ class Driver:
                 self._leadership.ended(self.nodes)
         assert isinstance(self.machine.state, Done)
         return Finish(exit_code=self.machine.state.exit_code, why=self.machine.status)
+
+    def _loop(self) -> None:
+        while True:
+            if self._leadership is not None:
+                self._leadership.stepped(self.decisions, self._now())
+            if self.machine.phase is Phase.DONE:
+                return
+            for item in self._next_items():
+                for event in self._events(item):
+                    self._step(event)
+            for event in self._due_events():
+                self._step(event)
 
     def _begin(self) -> None:
         """Begin the run; or, after another driver, go on with it, with what the agents tell."""
@@ -524,11 +523,18 @@ class Driver:
         self._executor.store_open(node, word)
 
 
-def _begun(capability: Capability, machine: Machine, fleet: Fleet) -> DriverPart:
+def _begun(capability: Capability, driver: Driver, fleet: Fleet) -> DriverPart:
     def show(node: NodeId, body: bytes) -> None:
         fleet.send(node, CapabilitySection(capability=capability.name, body=body))
 
-    return capability.driver(DriverPort(machine=machine, send=fleet.send, show=show))
+    def call(work: Callable[[], None]) -> None:
+        def works(_: RunTime) -> Iterable[Event]:
+            work()
+            return ()
+
+        driver.call(works, Future())
+
+    return capability.driver(DriverPort(machine=driver.machine, send=fleet.send, show=show, call=call))
 
 
 def _saving(why: str, *, can_save: bool) -> str:

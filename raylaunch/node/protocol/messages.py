@@ -20,7 +20,6 @@ from raylaunch.core.placement.environment import Assignment, Rendezvous
 from raylaunch.node.protocol.copy_messages import CopyAddress, CopyOrder, CopyReport
 from raylaunch.node.protocol.import_manifest import ImportManifest
 from raylaunch.node.protocol.section import CapabilitySection
-from raylaunch.node.protocol.terminal_messages import TerminalInput
 
 # From the driver to a node.
 
@@ -131,7 +130,7 @@ WorkerOrder = (
     | AnnounceCommit
 )
 """What an agent passes on to its supervisor."""
-Order = WorkerOrder | CopyOrder | TerminalInput | CapabilitySection
+Order = WorkerOrder | CopyOrder | CapabilitySection
 
 
 # What happens on a node.

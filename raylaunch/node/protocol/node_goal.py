@@ -10,10 +10,6 @@ from raylaunch.core.newtypes import NodeId
 from raylaunch.node.protocol.copy_messages import CopyTo
 from raylaunch.node.protocol.messages import LaunchWorkers, OpenStore, Order, SignalWorkers, StopWorkers, WorkerOrder
 from raylaunch.node.protocol.section import CapabilitySection
-from raylaunch.node.protocol.terminal_messages import TerminalInput
-
-_MOST_TYPED = 64
-"""What a person types is a stream: the newest pieces are kept, more than can be on their way at one time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,10 +28,6 @@ class NodeGoal:
     def after(self, order: Order) -> NodeGoal:
         """Return the goal with one more order, which replaces each order that it makes pointless."""
         kept = [(number, other) for number, other in self.orders if not _replaces(order, other)]
-        if isinstance(order, TerminalInput):
-            typed = [number for number, other in kept if isinstance(other, TerminalInput)]
-            oldest = typed[: max(0, len(typed) + 1 - _MOST_TYPED)]
-            kept = [(number, other) for number, other in kept if number not in oldest]
         number = self.generation + 1
         return NodeGoal(generation=number, orders=(*kept, (number, order)))
 
@@ -50,7 +42,7 @@ def _replaces(order: Order, other: Order) -> bool:
     """Return whether a node needs not carry out `other` any more if it carries out `order`."""
     if isinstance(order, LaunchWorkers) and isinstance(other, WorkerOrder | CopyTo) and other.attempt < order.attempt:
         return True
-    if type(order) is not type(other) or isinstance(order, TerminalInput):
+    if type(order) is not type(other):
         return False
     if isinstance(order, OpenStore | StopWorkers) and isinstance(other, OpenStore | StopWorkers):
         return order.attempt == other.attempt

@@ -17,7 +17,6 @@ from raylaunch.core.text import printable
 from raylaunch.node.protocol.acceptor import SecretAddress
 from raylaunch.node.protocol.forkserver_messages import StartStore
 from raylaunch.node.protocol.messages import LaunchWorkers
-from raylaunch.node.protocol.terminal_messages import LONG_TIMEOUT, TerminalSpec
 from raylaunch.worker import RUN_DIR_VARIABLE
 from raylaunch.worker.heartbeats import shared_page, slot_owner
 from raylaunch.worker.runtime import entry, files_wait
@@ -43,8 +42,6 @@ class AgentSpec:
     """Runs instead of the job's entry point, unless it is empty: cloudpickle of (function, args, kwargs)."""
     parts: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """What begins each capability in the agent, by its name: `Capability.agent`."""
-    terminal: TerminalSpec | None = None
-    """Which rank has a terminal; None: none has."""
     state_secret: str = field(default="", repr=False)
     """By it an agent finds what one of the run that was killed on its host has left; `""`: there cannot be one."""
     node: NodeId = NO_NODE
@@ -120,8 +117,6 @@ class NodeSpec:
     cwd: str
     run_dir: str
     """The agent's, or a temporary folder where logs are not kept."""
-    terminal: str = ""
-    """The path of the terminal for the rank that has one; `""`: there is none."""
     page: str
     """Path of the shared page on which workers show their progress."""
     fast_dir: str
@@ -160,7 +155,7 @@ class NodeSpec:
 
     def worker(self, assignment: Assignment, local_rank: int, rendezvous: Rendezvous) -> WorkerSpec:
         """Return the specification of one worker of an attempt. Raises ValueError where there are too few GPUs."""
-        agent, job, terminal = self.agent, self.agent.job, self.agent.terminal
+        agent, job = self.agent, self.agent.job
         rank = assignment.ranks[local_rank]
         folder = self.rank_dir(assignment.attempt, rank)
         error_file = str(folder / ERROR) if agent.kept else ""
@@ -189,9 +184,6 @@ class NodeSpec:
             gpus=gpus,
             node_devices={name: self.env[name] for name in devices.VARIABLES if name in self.env},
             title=self._title(rank, assignment.world_size),
-            terminal=self.terminal if terminal is not None and terminal.rank == rank else "",
-            takes_input=terminal is not None and terminal.is_debugged,
-            timeout=LONG_TIMEOUT if terminal is not None and terminal.is_debugged else 0.0,
         )
 
     def _title(self, rank: int, world_size: int) -> str:

@@ -37,7 +37,7 @@ from raylaunch.node.supervisor.attempt_state import AttemptState
 from raylaunch.node.supervisor.forkserver_client import ForkServerClient
 from raylaunch.node.supervisor.polling import PagePoller, Saved, read_heartbeat
 from raylaunch.node.supervisor.survivor_table import SurvivorTable
-from raylaunch.worker.runtime.spec import Report
+from raylaunch.worker.runtime.spec import Report, WorkerSpec
 
 _MOST_FALSE_STARTS = 3
 
@@ -121,7 +121,7 @@ class Supervisor:
         """
         match order:
             case LaunchWorkers():
-                self._launch(order)
+                self.launch(order, self.spec.workers(order))
             case StopWorkers():
                 self._poller.checkpoint.drop()
                 self._send(order)
@@ -141,8 +141,9 @@ class Supervisor:
             case _:
                 assert_never(order)
 
-    def _launch(self, order: LaunchWorkers) -> None:
-        assignment, workers = order.assignment, self.spec.workers(order)
+    def launch(self, order: LaunchWorkers, workers: tuple[WorkerSpec, ...]) -> None:
+        """Carry out this order with these specifications of workers, instead of the node's own."""
+        assignment = order.assignment
         start = forkserver_messages.StartWorkers(attempt=order.attempt, workers=workers)
         if order.staying and self.attempt_state is not None:
             start = self._survivors.rejoin(start, self.attempt_state, self.state.file_to_complete)

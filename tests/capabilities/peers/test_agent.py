@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from raylaunch.capabilities.peers import agent
 from raylaunch.capabilities.peers.agent import PeerProbe, why_unreachable
 from raylaunch.capabilities.peers.sections import PeerAddress, PeerGoal, PeerStatus, dump, load_status
-from raylaunch.cluster.capability import AgentPort
 from tests import profiles
+from tests.fakes import agent_port
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +29,7 @@ class Peer:
     def __init__(self, address: str) -> None:
         self.answers: asyncio.Queue[bytes] = asyncio.Queue()
         self.address = address
-        self.probe = PeerProbe(AgentPort(spec=None, address=address, tell=self.answers.put_nowait))
+        self.probe = PeerProbe(agent_port(address=address, tell=self.answers.put_nowait))
 
     async def answer(self, goal: PeerGoal) -> PeerStatus:
         self.probe.shown(dump(goal))

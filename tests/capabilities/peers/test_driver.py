@@ -8,7 +8,7 @@ import pytest
 
 from raylaunch.capabilities.peers.driver import FORM_SECONDS, PeerCheck
 from raylaunch.capabilities.peers.sections import PeerGoal, PeerStatus, dump, load_goal
-from raylaunch.cluster.capability import Capability, DriverPort
+from raylaunch.cluster.capability import Capability
 from raylaunch.cluster.driver.driver import Driver
 from raylaunch.core.failures.failure import Failure, WorkerError
 from raylaunch.core.failures.stacks import Stack
@@ -25,7 +25,7 @@ from raylaunch.core.monitoring.heartbeat import Heartbeat, WorkerProgress
 from raylaunch.core.record.journal import replay
 from raylaunch.node.protocol.messages import DumpStacks, StacksDumped
 from raylaunch.node.protocol.section import CapabilitySection
-from tests.fakes import FakeFleet, RunRecorder, process_failure
+from tests.fakes import FakeFleet, RunRecorder, driver_port, process_failure
 
 RESET = WorkerError(type="RuntimeError", message="Connection reset by peer", traceback="")
 REDUCE = 'Current thread 0x7f (most recent call first):\n  File "/x/torch/distributed/c10d.py", line 1 in all_reduce\n'
@@ -130,7 +130,7 @@ class Checked:
         )
         self.machine.start()
         self.fleet = FakeFleet(0)
-        self.check = PeerCheck(DriverPort(machine=self.machine, send=self.sample, show=self.show))
+        self.check = PeerCheck(driver_port(machine=self.machine, send=self.sample, show=self.show))
         self.shown: list[tuple[str, PeerGoal]] = []
         self.stacks: dict[str, str] = {}
         self.unreachable: dict[str, tuple[str, ...]] = {}

@@ -20,7 +20,6 @@ from raylaunch.node.protocol.messages import (
 )
 from raylaunch.node.protocol.node_goal import NodeGoal, NodeGoals
 from raylaunch.node.protocol.section import CapabilitySection
-from raylaunch.node.protocol.terminal_messages import TerminalInput
 from tests.profiles import examples
 
 
@@ -43,7 +42,7 @@ def test_a_launch_takes_the_place_of_all_about_earlier_attempts():
         *(DumpStacks(attempt=1), ProposeCheckpoint(attempt=1, step=3), CommitCheckpoint(attempt=1, step=3)),
         *(OpenStore(attempt=1), CopyTo(attempt=1, target=None)),
     ]
-    stays = [OpenStore(attempt=2), OpenStore(attempt=3), TerminalInput(data=b"q")]
+    stays = [OpenStore(attempt=2), OpenStore(attempt=3), CapabilitySection(capability="a", body=b"1")]
     found = goal(*before, *stays, launch(2))
     assert [*found.since(0)] == [*stays, launch(2)]
     assert found.generation == len(before) + len(stays) + 1
@@ -66,11 +65,6 @@ def test_the_newest_section_of_each_capability_counts():
 def test_a_node_carries_out_what_is_new():
     assert [*goal(launch(1), DumpStacks(attempt=1)).since(1)] == [DumpStacks(attempt=1)]
     assert [*goal(launch(1), DumpStacks(attempt=1)).since(2)] == []
-
-
-def test_what_is_typed_is_kept_in_order_and_bounded():
-    typed = [TerminalInput(data=b"%d" % number) for number in range(99)]
-    assert [*goal(*typed).since(0)] == typed[-64:]
 
 
 def test_each_node_has_its_own_goal():

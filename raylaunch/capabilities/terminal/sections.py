@@ -1,11 +1,10 @@
-"""The terminal that one worker has: which one, and what the driver sends to it. `--debug` and `--pty` ask for it."""
+"""The terminal that one worker has: which one, and what a person types there."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+
+import msgspec
 
 LONG_TIMEOUT = 7 * 86_400.0
 """Seconds that collectives wait, while a person debugs a rank."""
@@ -31,12 +30,21 @@ class TerminalInput:
     """Columns and lines; None: as before."""
 
 
-class Keyboard(Protocol):
-    """The driver's terminal, as a run uses it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TerminalGoal:
+    """What was typed in this attempt, as far as it may be on its way: each with its number, the newest last."""
 
-    @property
-    def spec(self) -> TerminalSpec:
-        """What the agents are told."""
+    inputs: tuple[tuple[int, TerminalInput], ...]
 
-    def connected(self, tell: Callable[[TerminalInput], None]) -> AbstractContextManager[None]:
-        """Pass on what is typed, in a thread, for the time of a `with` block."""
+
+_GOALS = msgspec.msgpack.Decoder(TerminalGoal)
+
+
+def dump(goal: TerminalGoal) -> bytes:
+    """Return the section of a goal as bytes."""
+    return msgspec.msgpack.encode(goal)
+
+
+def load_goal(section: bytes) -> TerminalGoal:
+    """Read the section of a goal."""
+    return _GOALS.decode(section)

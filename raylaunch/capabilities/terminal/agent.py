@@ -12,31 +12,32 @@ import os
 import pty
 import struct
 import termios
-from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
 
-from raylaunch.cluster.agent.outbox import Outbox
+from raylaunch.capabilities.terminal.sections import LONG_TIMEOUT, TerminalInput, TerminalSpec, load_goal
+from raylaunch.cluster.capability import AgentPart, AgentPort
 from raylaunch.core.placement.environment import Assignment
 from raylaunch.node.logs.tail import LogOutput
-from raylaunch.node.protocol.terminal_messages import TerminalInput, TerminalSpec
+from raylaunch.worker.runtime.spec import WorkerSpec
 
 _CHUNK = 64 * 1024
 _OUTPUT_FLAGS = 1
 """The index of the output flags in what `tcgetattr` returns."""
 
 
-class WorkerTerminal:
+class WorkerTerminal(AgentPart):
     """One pty for all attempts. The slave end stays open here, so that the master end never reports a hang-up."""
 
-    def __init__(self, spec: TerminalSpec, outbox: Outbox[Any], tell: Callable[[], None]) -> None:
-        """`tell` is called whenever something was put into the outbox. Raises OSError if there is no pty."""
+    def __init__(self, spec: TerminalSpec, port: AgentPort) -> None:
+        """Raises OSError if there is no pty."""
         self._spec = spec
-        self._outbox = outbox
-        self._tell = tell
+        self._port = port
+        #: The number of the newest input that was passed on.
+        self._typed = 0
         self._master, self._slave = pty.openpty()
         os.set_blocking(self._master, False)
         #: The path by which the worker opens it.
-        self.path = os.ttyname(self._slave)
+        self._path = os.ttyname(self._slave)
         modes = termios.tcgetattr(self._slave)
         modes[_OUTPUT_FLAGS] &= ~termios.ONLCR  # the driver's terminal does that, and logs have plain newlines
         termios.tcsetattr(self._slave, termios.TCSANOW, modes)
@@ -46,31 +47,47 @@ class WorkerTerminal:
         self._log_path = ""
         self._is_reading = False
 
-    def launched(self, assignment: Assignment, log_path: Callable[[int], str]) -> int | None:
-        """Return the rank that has the terminal; None: it is not among these. `log_path`: of the stdout of a rank."""
+    def workers(self, assignment: Assignment, specs: tuple[WorkerSpec, ...]) -> tuple[WorkerSpec, ...]:
+        """Give the rank the terminal, if it is among these."""
+        del assignment
         self._close_log()
-        self._log_path = log_path(self._spec.rank) if self._spec.rank in assignment.ranks else ""
+        self._log_path = next((spec.stdout for spec in specs if spec.rank == self._spec.rank), "")
         if self._log_path and not self._is_reading:
             self._is_reading = True
             asyncio.get_running_loop().add_reader(self._master, self._readable)
-        return self._spec.rank if self._log_path else None
+        is_debugged = self._spec.is_debugged
+        return tuple(
+            replace(
+                spec,
+                terminal=self._path if spec.rank == self._spec.rank else "",
+                takes_input=is_debugged,
+                timeout=LONG_TIMEOUT if is_debugged else 0.0,
+            )
+            for spec in specs
+        )
 
-    def handle(self, order: TerminalInput) -> None:
+    def shown(self, section: bytes) -> None:
         """Pass on what was typed. What the worker does not read in time is lost, as with any terminal."""
+        for number, keys in load_goal(section).inputs:
+            if number > self._typed:
+                self._typed = number
+                self._pass_on(keys)
+
+    def _pass_on(self, keys: TerminalInput) -> None:
         if not self._log_path:
             return
-        if order.size is not None:
-            self._resize(order.size)
+        if keys.size is not None:
+            self._resize(keys.size)
         with contextlib.suppress(BlockingIOError):
-            os.write(self._master, order.data)
+            os.write(self._master, keys.data)
 
     def _resize(self, size: tuple[int, int]) -> None:
         """Set the size; the kernel sends SIGWINCH to the worker."""
         fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", size[1], size[0], 0, 0))
 
     def _readable(self) -> None:
-        self.read()
-        if self._outbox.full:  # the worker waits until the driver has caught up
+        self.workers_changed()
+        if self._port.is_full():  # the worker waits until the driver has caught up
             loop = asyncio.get_running_loop()
             loop.remove_reader(self._master)
             loop.call_later(0.1, self._continue)
@@ -79,13 +96,12 @@ class WorkerTerminal:
         if self._is_reading:
             asyncio.get_running_loop().add_reader(self._master, self._readable)
 
-    def read(self) -> None:
-        """Put what the worker has written into the outbox and its log file."""
+    def workers_changed(self) -> None:
+        """Send what the worker has written to the driver, and write it to the log file."""
         with contextlib.suppress(BlockingIOError):
-            while not self._outbox.full and (data := os.read(self._master, _CHUNK)):
-                self._outbox.put_output([LogOutput(rank=self._spec.rank, stream="stdout", data=data)])
+            while not self._port.is_full() and (data := os.read(self._master, _CHUNK)):
+                self._port.put_output(LogOutput(rank=self._spec.rank, stream="stdout", data=data))
                 self._write_log(data)
-        self._tell()
 
     def _write_log(self, data: bytes) -> None:
         with contextlib.suppress(OSError):  # a full disk: the terminal shows it all the same
