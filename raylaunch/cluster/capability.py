@@ -65,7 +65,10 @@ class DriverPart(Protocol):
         return False
 
     def launched(self, now: RunTime) -> None:
-        """Learn that an attempt begins, or that this driver takes it over."""
+        """Learn that an attempt begins, or that this driver takes it over.
+
+        What a node is shown now, its agent gets before `AgentPart.workers` of the attempt.
+        """
         del now
 
     def told(self, node: NodeId, section: bytes) -> None:

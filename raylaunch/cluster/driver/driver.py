@@ -336,10 +336,10 @@ class Driver:
     def _perform(self, actions: list[Action]) -> tuple[Action, ...]:
         if self._leadership is not None:
             self._leadership.perform(actions)
-        self._executor.perform(actions, self._now())
         if any(isinstance(action, Launch) for action in actions):
             for part in self._parts.values():
                 part.launched(self._now())
+        self._executor.perform(actions, self._now())
         return tuple(actions)
 
     def _record(self, steps: Iterable[tuple[Event | None, tuple[Action, ...]]]) -> None:
