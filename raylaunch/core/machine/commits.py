@@ -168,6 +168,8 @@ class NodeMemory:
     """Copies of what ranks of other hosts have committed, or have written to RAYLAUNCH_FAST_DIR."""
     files: int = 0
     """Files that its own ranks have in RAYLAUNCH_FAST_DIR."""
+    disk_seconds: float = 0.0
+    """How long the slowest of its checkpoints in the durable folder took; 0: it has written none."""
     gpus: tuple[GpuUse, ...] = ()
     """Those of its workers, where the driver of NVIDIA says it."""
 

@@ -51,7 +51,7 @@ class SaveTime:
     def __init__(self) -> None:
         #: The longest SAVING phase; None: there was none to its end.
         self._longest: float | None = None
-        #: How long a rank has taken of late, and a step.
+        #: The longest that a rank has taken, and a step of late.
         self._save: float | None = None
         self._step = 0.0
 
@@ -61,7 +61,8 @@ class SaveTime:
 
     def reported(self, save: float | None, rate: float) -> None:
         """Note how long the slowest rank took to save, if that is known, and how many steps a second has."""
-        self._save = save if save is not None else self._save
+        if save is not None:
+            self._save = max(self._save or 0.0, save)
         self._step = 1 / rate if rate else self._step
 
     @property

@@ -10,7 +10,7 @@ from dataclasses import replace
 from raylaunch.core.machine.events_and_actions import Action, Finish, ReportUnsaved, RequestCheckpoint
 from raylaunch.core.machine.run_state import Run
 from raylaunch.core.machine.save_time import MAX_SAVING_SECONDS
-from raylaunch.core.machine.state import Done, Gathering, Running, Saving, Stopping
+from raylaunch.core.machine.state import Gathering, Running, Saving, Stopping
 from raylaunch.core.machine.transitions import replace_world, restart_world, stop_with_grace, stop_world
 from raylaunch.core.text import duration
 from raylaunch.errors import ExitCode
@@ -32,9 +32,8 @@ def _too_short(run: Run, seconds: float) -> str:
     measured = run.timing.save.measured
     if measured is None or measured <= seconds:
         return ""
-    return (
-        f"; a save takes {duration(measured)}, and there are only {duration(seconds)}: what is not saved is done again"
-    )
+    left = duration(seconds)
+    return f"; a save takes {duration(measured)}, and only {left} are left: give it more time, or steps are done again"
 
 
 def seconds_to_save(run: Run, longest: float | None = None) -> float:
@@ -54,8 +53,6 @@ def limit_saving(run: Run, state: Saving, seconds: float | None = None) -> list[
 def end_run(run: Run, why: str, ending: Finish, *, seconds: float | None = None) -> list[Action]:
     """Have all workers save at one step, within `seconds` at most if given, and end the run."""
     match run.state:
-        case Done():
-            return []
         case Gathering():
             return run.finish(ending.exit_code, ending.why)
         case Running():

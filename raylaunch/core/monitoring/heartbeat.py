@@ -32,6 +32,8 @@ class WorkerProgress:
     """The number of the first step of the attempt; None if only the last is known."""
     committed: int | None = None
     """How many steps were completed in its last commit of `State`; None: there was none in the attempt."""
+    save_seconds: float | None = None
+    """How long its last checkpoint or commit of `State` took; None: that is not known."""
     commit_rate: CommitRate | None = None
     """None unless this is rank 0, and it knows."""
 

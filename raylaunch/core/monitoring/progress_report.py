@@ -80,8 +80,15 @@ class ProgressReporter:
             rate=max(going, key=_place).rate(world.seen_at),
             committed=_least(worker.latest.committed for worker in world.workers.values()),
             copied=_least(world.copied.values()),
+            slowest_save=self._slowest_save(),
             commit_rate=next((worker.latest.commit_rate for worker in going if worker.latest.commit_rate), None),
         )
+
+    def _slowest_save(self) -> float | None:
+        """How long it takes until all have saved: on the slowest worker and, with a durable folder, on disk."""
+        saves = [each.latest.save_seconds for each in self._world.workers.values() if each.latest.save_seconds]
+        on_disk = max((memory.disk_seconds for memory in self._world.memory.values()), default=0.0)
+        return max(saves) + on_disk if saves else None
 
     def _is_incomplete(self) -> bool:
         """Whether the first report would leave workers out that are expected to make steps."""

@@ -12,6 +12,7 @@ import os
 import select
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -60,6 +61,9 @@ class CheckpointWrites:
         self._folder, self._keep = "", 0
         self._process: subprocess.Popen[bytes] | None = None
         self._said = b""
+        self._began_at = 0.0
+        #: How long the slowest checkpoint took that is written, in seconds; 0: none is.
+        self.longest = 0.0
         #: What the process that runs writes; None: it is the end, and the process finds out.
         self._writing: Commit | None = None
         self._written: Commit | None = None
@@ -117,6 +121,7 @@ class CheckpointWrites:
         """Start a process. Return why that cannot be, for a person; "": it is done."""
         request: dict[str, Any] = {"folder": self._folder, "keep": self._keep, "fds": [*fds]}
         request |= {"is_end": is_end, "seconds": _SECONDS}
+        self._began_at = time.monotonic()
         try:
             self._process = subprocess.Popen(  # noqa: S603
                 [sys.executable, checkpoint_process.__file__, json.dumps(request)],
@@ -158,6 +163,7 @@ class CheckpointWrites:
                 _set_outcome(fd, WriteState.FAILED if why else WriteState.WRITTEN, why)
         if not why:
             self._written = commit
+            self.longest = max(self.longest, time.monotonic() - self._began_at)
         self._begin_last()
 
     def _end_process(self, *, wait: bool) -> None:

@@ -122,7 +122,9 @@ class StateMemory:
     def usage(self, node: NodeId) -> NodeMemory:
         """Return what this node holds."""
         own, copies = self.files.usage()
-        return NodeMemory(node=node, own=own, copies=copies, files=self.files.folder.own_bytes)
+        return NodeMemory(
+            node=node, own=own, copies=copies, files=self.files.folder.own_bytes, disk_seconds=self._writes.longest
+        )
 
     def announce(self, order: AnnounceCommit) -> None:
         """Tell the workers of the attempt what to restore. The node has what they need."""

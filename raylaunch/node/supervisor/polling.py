@@ -233,6 +233,7 @@ def _mark(page: SharedPage, local_rank: int, rank: int, now: int, pid: int) -> W
         first_age=max(0.0, (now - first_at) / 1e9) if first_at else None,
         first_step=_step(numbers[slot + fields.FIRST_STEP]),
         committed=numbers[slot + fields.COMMITTED_STATE] or None,
+        save_seconds=numbers[slot + fields.SAVE_NS] / 1e9 or None,
         commit_rate=_commit_rate(page, slot),
     )
 
@@ -242,7 +243,7 @@ def _commit_rate(page: SharedPage, slot: int) -> CommitRate | None:
     every = numbers[slot + fields.COMMIT_EVERY]
     if not every:
         return None
-    commit, step = numbers[slot + fields.COMMIT_NS], numbers[slot + fields.STEP_NS]
+    commit, step = numbers[slot + fields.SAVE_NS], numbers[slot + fields.STEP_NS]
     return CommitRate(every=every, commit_seconds=commit / 1e9, step_seconds=step / 1e9)
 
 

@@ -36,8 +36,8 @@ class HeartbeatWriter:
         self.save_in_progress = 0
         #: Whether the script calls `should_checkpoint`; then only that says at which step it is.
         self.script_reports_steps = False
-        #: Whether the script asks `should_checkpoint`, and so writes its own checkpoint before a planned change.
-        self._script_saves = False
+        #: When the script last asked `should_checkpoint`, in ns; 0: it never has, and so saves nothing on request.
+        self._asked_at = 0
         #: The last attempt in which this process has restored or committed a `State`, which is to be its only one.
         self.attempt_with_state = 0
         self._open_sections = 0
@@ -106,12 +106,13 @@ class HeartbeatWriter:
 
     def should_save(self, completed: int) -> bool:
         """Record that the script has done `completed` steps, and return whether it is to save now."""
-        self._script_saves = True
-        return self._should_save(completed)
+        found = self._should_save(completed)
+        self._asked_at = monotonic_ns()
+        return found
 
     def should_end(self, completed: int) -> bool:
         """Return whether the script is to end after the commit of this step: never if it saves checkpoints itself."""
-        return not self._script_saves and self._should_save(completed)
+        return not self._asked_at and self._should_save(completed)
 
     def _should_save(self, completed: int) -> bool:
         self.record_step(completed)
@@ -149,6 +150,10 @@ class HeartbeatWriter:
 
     def record_saved(self, completed: int) -> None:
         """Record that the checkpoint after `completed` steps is written."""
+        numbers = self._numbers
+        is_new = numbers is not None and numbers[self._slot + shared_page.POLLED_STEP] == completed
+        if self._asked_at and is_new:  # else it was written in the background
+            self._write(shared_page.SAVE_NS, monotonic_ns() - self._asked_at)
         self._write(shared_page.SAVED_STEP, completed)
         self.save_in_progress = 0
         self._write_busy()
@@ -230,16 +235,16 @@ class HeartbeatWriter:
         numbers = self._numbers
         return numbers is not None and bool(numbers[shared_page.AWAITS_COPY])
 
-    def record_committed(self, completed: int) -> None:
-        """Record that the script's `State` has committed after `completed` steps."""
+    def record_committed(self, completed: int, seconds: float) -> None:
+        """Record that the script's `State` has committed after `completed` steps, and how long that took."""
         self.record_alive()
+        self._write(shared_page.SAVE_NS, int(seconds * 1e9))
         self._write(shared_page.COMMITTED_STATE, completed)
         if not self.save_in_progress:
             self._write(shared_page.SAVED_STEP, completed)
 
-    def record_commit_rate(self, interval: int, commit_seconds: float, step_seconds: float) -> None:
-        """Record after how many steps `State` commits, and the times from which that follows."""
-        self._write(shared_page.COMMIT_NS, int(commit_seconds * 1e9))
+    def record_commit_rate(self, interval: int, step_seconds: float) -> None:
+        """Record after how many steps `State` commits, and the time of a step, from which that follows."""
         self._write(shared_page.STEP_NS, int(step_seconds * 1e9))
         self._write(shared_page.COMMIT_EVERY, interval)
 

@@ -77,8 +77,8 @@ COMMITTED_STATE: Final = 10
 """Slot: how many steps were completed in the last commit of `State`; 0: there was none in the attempt."""
 COMMIT_EVERY: Final = 11
 """Slot: after how many steps `State` commits with `every="auto"`; 0: that is not known yet. Only rank 0 knows it."""
-COMMIT_NS: Final = 12
-"""Slot: how long a commit takes, in ns, as rank 0 has measured it."""
+SAVE_NS: Final = 12
+"""Slot: how long its last checkpoint or commit of `State` took, in ns; 0: that is not known."""
 STEP_NS: Final = 13
 """Slot: how long a step takes without commits, in ns, as rank 0 has measured it."""
 

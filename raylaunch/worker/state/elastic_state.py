@@ -270,7 +270,7 @@ class State:
         cost = unsealed.seconds + seconds + perf_counter() - began
         proposed = self._schedule.proposed_interval(unsealed.number, cost)
         self._rank.announce(unsealed.number, writer, (proposed, self._schedule.proposed_light_interval))
-        writer.record_committed(unsealed.completed)
+        writer.record_committed(unsealed.completed, cost)
         self._tell(held.rank, proposed, cost, writer)
 
     def _tell(self, rank: int, interval: int, cost: float, writer: HeartbeatWriter) -> None:
@@ -279,7 +279,7 @@ class State:
         is_measured = self._schedule.is_automatic and self._rank.number > 2 and self._schedule.step_seconds  # noqa: PLR2004
         if not is_measured or rank:
             return
-        writer.record_commit_rate(interval, cost, self._schedule.step_seconds)
+        writer.record_commit_rate(interval, self._schedule.step_seconds)
         if known / _MUCH < interval < _MUCH * known or now - at < _TOLD_SECONDS:
             return
         self._told = interval, now

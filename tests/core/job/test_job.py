@@ -214,6 +214,10 @@ def test_functions_take_keyword_arguments():
         ({"name": "a/b"}, "`a/b` cannot name a folder"),
         ({"name": " "}, "` ` cannot name a folder"),
         ({"run_id": ".."}, "`..` cannot name a folder"),
+        ({"deadline": "soon"}, "`soon` is neither a time, a duration nor auto"),
+        ({"deadline": "2026-01-31 9:00"}, "`2026-01-31 9:00` is neither a time, a duration nor auto"),
+        ({"deadline": ""}, "`` is neither a time, a duration nor auto"),
+        ({"grace": -1}, "-1 is less than 0"),
         ({"preload": "torch"}, "`torch` is neither a list of modules nor auto"),
     ],
 )
@@ -292,6 +296,12 @@ def test_possible_multiples(settings):
 def test_malformed_node_range_is_one_problem(nnodes):
     """It does not cause a second problem about `multiple_of`."""
     assert [problem.key for problem in problems_of(nnodes=nnodes, multiple_of=7)] == ["nnodes"]
+
+
+@pytest.mark.parametrize("value", ["auto", "3h50m", "90", "1.5d", "18:30", "2026-01-31T18:30:00.5Z", "2026-01-31"])
+def test_valid_deadlines(value):
+    """Whether the time is to come is found out later."""
+    assert problems_of(deadline=value) == []
 
 
 @pytest.mark.parametrize("value", ["auto", "off", 30, 0.5])

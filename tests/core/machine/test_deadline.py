@@ -136,7 +136,7 @@ def test_a_save_that_takes_longer_than_there_is_time():
     """It is tried all the same, and a person is told at once."""
     machine = limited_machine(100.0)
     measure(machine, 75.0)
-    why = f"{SHORT}; a save takes 1 min 15 s, and there are only 24.5 s: what is not saved is done again"
+    why = f"{SHORT}; a save takes 1 min 15 s, and only 24.5 s are left: give it more time, or steps are done again"
     assert handle_all(machine, tick(50.0))[0] == request_checkpoint(1, "a", "b", why=why)
 
 

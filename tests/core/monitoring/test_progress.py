@@ -55,6 +55,18 @@ class MarkingWorkers:
         receive(self.progress, at, worker(rank, len(done), age, step=len(done) - 1 if done else None))
 
 
+def test_the_slowest_save_is_reported():
+    """On the slowest worker and, with a durable folder, until it is on disk."""
+    progress = tracker()
+    receive(progress, 1.0, worker(0, 1), worker(1, 1))
+    assert progress.reporter.report(1.0).slowest_save is None
+    receive(progress, 2.0, worker(0, 2, save_seconds=3.0), worker(1, 2, save_seconds=5.0))
+    assert progress.reporter.report(2.0).slowest_save == 5.0
+    memory = NodeMemory(node="a", own=1, copies=0, disk_seconds=7.0)
+    progress.update(Heartbeat(attempt=1, marks=(worker(0, 3, save_seconds=3.0),), memory=memory), 3.0)
+    assert progress.reporter.report(3.0).slowest_save == 12.0
+
+
 @pytest.mark.parametrize(("timeout", "auto", "is_on"), [(5.0, False, True), (None, True, True), (None, False, False)])
 def test_without_a_limit_hangs_are_not_looked_for(timeout, auto, is_on):
     assert tracker(timeout, auto=auto).hangs.is_on == is_on

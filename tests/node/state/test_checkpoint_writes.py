@@ -133,6 +133,7 @@ def test_what_became_of_a_write_is_in_the_buffer(monkeypatch, tmp_path, program,
             writes.poll({fd: (commit, WriteState.TO_WRITE)})
     os.close(fd)
     assert (buffer.header.write_state, outcome in buffer.header.outcome) == (state, True)
+    assert (writes.longest > 0) == (state is WriteState.WRITTEN), "only what was written tells how long that takes"
 
 
 def written_last(writes: CheckpointWrites, epoll: select.epoll, fds: dict[int, Commit]) -> LastWrite:

@@ -57,12 +57,13 @@ def test_what_the_script_has_in_memory(node: Node, pipe: MessagePipe) -> None:
     node.wait(WorkersStarted)
     assert (heartbeat_of(node).memory, progress_of(node)[0].committed) == (None, None)
     numbers, slot = SharedPage.open(node.supervisor.spec.page).numbers, fields.slot_offset(0)
-    for field, number in ((fields.COMMITTED_STATE, 8), (fields.COMMIT_NS, 10**7), (fields.STEP_NS, 10**8)):
+    for field, number in ((fields.COMMITTED_STATE, 8), (fields.SAVE_NS, 10**7), (fields.STEP_NS, 10**8)):
         numbers[slot + field] = number
     numbers[slot + fields.COMMIT_EVERY] = 4
     assert node.supervisor.state.files.reserve((0, 0), 1 << 20) == ""
     assert heartbeat_of(node).memory == NodeMemory(node=node.supervisor.spec.agent.node, own=1 << 20, copies=0)
     mark = progress_of(node)[0]
+    assert mark.save_seconds == 0.01
     assert (mark.committed, mark.commit_rate) == (8, CommitRate(every=4, commit_seconds=0.01, step_seconds=0.1))
     node.supervisor.state.files.drop(lambda *_: True)
 

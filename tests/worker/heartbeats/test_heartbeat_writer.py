@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from raylaunch.node.linux import procfs
-from raylaunch.worker.heartbeats import shared_page
+from raylaunch.worker.heartbeats import heartbeat_writer, shared_page
 from raylaunch.worker.heartbeats.heartbeat_writer import HeartbeatWriter
 from raylaunch.worker.heartbeats.optimizers import StepCounter
 from raylaunch.worker.runtime import stack_signal
@@ -217,6 +217,25 @@ def test_another_takes_over_when_the_counted_one_steps_no_more(shared, counted):
         second.step()
     assert shared["PROGRESS"] > 150
     assert shared["LAST_STEP"] == 300
+
+
+def test_the_time_of_a_save_is_recorded(shared, monkeypatch):
+    """From the call of `should_checkpoint` until the script says that it has saved; `State` tells the time itself."""
+    clock = [1_000]
+    monkeypatch.setattr(heartbeat_writer, "monotonic_ns", lambda: clock[0])
+    writer = HeartbeatWriter(shared.numbers, shared_page.slot_offset(0))
+
+    def saves(step: int, nanoseconds: int, *, asked: int) -> int:
+        writer.should_save(asked)
+        clock[0] += nanoseconds
+        writer.record_saved(step)
+        return shared["SAVE_NS"]
+
+    assert saves(1, 500, asked=1) == 500
+    assert saves(2, 300, asked=2) == 300
+    assert saves(2, 900, asked=3) == 300, "it was written in the background"
+    writer.record_committed(3, 7e-7)
+    assert shared["SAVE_NS"] == 700
 
 
 def test_a_skipped_step_is_no_progress(shared, counted):
