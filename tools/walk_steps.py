@@ -201,6 +201,7 @@ node.protocol.messages:ProposeCheckpoint | what happens on a node, and orders to
         + _ORDER
         + """
 node.supervisor.polling:PagePoller.handle_checkpoint | writes the step to the shared page, and reads the answers
+# What the agent and its workers share
 worker.heartbeats.shared_page:SharedPage | the shared page
 # The script of each worker
 worker:should_checkpoint | the API of scripts
@@ -269,46 +270,42 @@ core.machine.events_and_actions:Launch
 """
         + _LAUNCH
         + """
-# The agent, when the workers are forked
-node.supervisor.supervisor:Supervisor._forked | adds what the node holds
-node.state.state_memory:StateMemory.held
-core.machine.observe:WorkersStatus | what is true of its workers, and later what is new in that, as events
-# The agent, for the driver's pending call
-cluster.agent.ray_actor:AgentActor.next_report | answers it
-node.protocol.node_status:StatusFeed.news | what is true of the node
-cluster.agent.serialization:dump_report
-# The driver's loop, for the report
-cluster.driver.driver:Driver.run
-core.machine.observe:observe
-core.machine.events_and_actions:WorkersStarted
-core.machine.machine:Machine.handle
-core.machine.workers:workers_changed | what follows from what workers do
-core.machine.restoring:restore_commit | which commit the world goes on from
-core.machine.commits:newest_complete | the newest of which each part is somewhere
-core.machine.commits:RestoreCommit
-# The driver's loop, for the actions
-cluster.driver.executor:Executor.perform
-node.protocol.messages:AnnounceCommit
-cluster.fleet.ray_fleet:RayAgents.send
-node.protocol.node_goal:NodeGoals.add
-cluster.agent.serialization:dump_goal
+# The script of the first worker of each node
+worker.state.elastic_state:State.restore
+worker.state.rank_commits:RankCommits.begin
+worker.state.restore_choice:agree | how the ranks choose what they restore
+worker.state.buffer_client:ask
 # The agent of each node
-cluster.agent.ray_actor:AgentActor.obey
-cluster.agent.agent:Agent.handle
-cluster.agent.copies.state_copies:StateCopies.announce
-# A thread of the agent
+node.supervisor.supervisor:Supervisor.poll
+node.state.state_memory:StateMemory._answer
+# The same agent, which says what the node holds
+cluster.agent.copies.state_copies:StateCopies._restore
+# The same worker
+worker.state.restore_choice:agree
+worker.state.commit_agreement:CommitAgreement.exchange
+worker.state.restore_choice:orders
+core.machine.commits:choose | which commit the world goes on from
+# The same worker, when it has the answer
+worker.state.buffer_client:ask
+# The agent of each node, for the order
+node.state.state_memory:StateMemory._answer
+# The same agent, which gets what the node lacks
+cluster.agent.copies.state_copies:StateCopies._restore
+# A thread of the agent, for the order
 cluster.agent.copies.state_copies:fetch
 node.state.transfer:receive_part
 # The agent, when it has all parts
-node.supervisor.supervisor:Supervisor.handle
 node.state.state_memory:StateMemory.announce | writes the choice to the shared page
+# What the agent and its workers share
 worker.heartbeats.shared_page:SharedPage | the shared page
 # The script of each worker
 worker.state.elastic_state:State.restore
-worker.state.rank_commits:RankCommits.read
+worker.state.rank_commits:RankCommits.begin
 worker.heartbeats.heartbeat_writer:HeartbeatWriter.commit_to_restore
-worker.state.buffer_client:ask
+worker.state.rank_commits:RankCommits.read
 worker.state.snapshots.restored:Restored | the objects of the script again
+# The same, for its parts
+worker.state.buffer_client:ask
 """,
     ),
     "The driver of a detached run is killed, until another one is in command": (

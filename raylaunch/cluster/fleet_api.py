@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from raylaunch.cluster.agent.agent import AgentReport
-from raylaunch.core.machine.commits import HeldCommit
 from raylaunch.core.newtypes import HostId, NodeId
 from raylaunch.errors import ClusterError
 from raylaunch.node.logs.log_files import LogAnswer, LogQuery, LogRead
@@ -45,8 +44,6 @@ class AgentLost:
     is_host_dead: bool = False
     """Ray counts its host as dead, which it may also do with one that is cut off."""
     silent: bool = False
-    held: tuple[HeldCommit, ...] | None = None
-    """The parts of commits that its subreaper still has; None: it was not asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -106,6 +106,7 @@ def agent_spec(
         job=replace(settled(job, plan), name=Redactor.of(job, os.environ).hide(job.title)),
         run_dir=run_dir,
         payload=payload,
+        copy_secret=os.urandom(32).hex(),
         state_secret="" if session.in_process else os.urandom(16).hex(),  # else agents end with this process
         address=local_machine.LOOPBACK if session.local else None,
         submitter_env=submitter_env,

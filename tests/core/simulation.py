@@ -29,13 +29,13 @@ from machine_helpers import (
     progressed,
     raised,
     replaced,
+    restart_requested,
     started,
     stopped,
     tick,
 )
 
 from raylaunch.core.job.job import Job
-from raylaunch.core.machine.commits import Commit, HeldCommit, RestoreCommit
 from raylaunch.core.machine.events_and_actions import (
     Action,
     Cordon,
@@ -329,12 +329,10 @@ class ClusterSimulation(Simulation):
                     self.staying = {*action.staying}
                     assert self.staying <= self.can_stay & {*action.roster}
                     self.can_stay &= self.staying
-                case RestoreCommit():
-                    assert action.commit or not self.staying, "survivors have nothing to restore"
         super().carry_out(actions)
 
     def launch_node(self, node: str, attempt: int) -> None:
-        """What nodes hold of a world of one rank may be there or not. Of one that is lost, nothing is."""
+        """Survivors may have nothing to restore."""
         if node in self.untold:
             return
         if not self.elastic_share:
@@ -343,12 +341,11 @@ class ClusterSimulation(Simulation):
         if node in self.running_attempt:
             self.running_attempt[node] = attempt
         if "never starts" not in self.silent.get(node, ""):
-            held = (
-                (HeldCommit(rank=0, world_size=1, commit=Commit(attempt - 1, 5)),) if self.random.random() < 0.4 else ()
-            )
             stayed = self.random.randrange(3) if node in self.staying else 0
+            if self.staying and node == self.machine.roster[0] and self.random.random() < 0.4:
+                self.schedule_event(restart_requested(self.now + 0.2, save_seconds=0.0))
             begun = started(node, self.now + 0.1, attempt=attempt)
-            self.schedule_event(replace(begun, held=held, stayed=stayed, awaits_commit=True))
+            self.schedule_event(replace(begun, stayed=stayed))
             if self.random.random() < self.elastic_share:
                 self.schedule_event(WorkersElastic(at=self.now + 1.0, attempt=attempt, node=node))
             self.schedule_event(finished(node, self.now + 50.0, attempt=attempt))

@@ -167,6 +167,5 @@ def test_workers_of_other_hosts_stay_when_one_joins_is_drained_or_lost_and_losse
     (run.folder / "enough").touch()
     run.wait()
     assert run.code == 0, run.err
-    restored = {action["attempt"]: action["lost_steps"] for action in run.actions("RestoreCommit")}
-    assert (restored[second], restored[third]) == (0, 0)
+    assert run.err.count("must be done again") <= 1  # what was lost with the last host; planned changes lose nothing
     assert {2, 3, 4} <= set(json.loads((run.folder / "compared").read_text()))  # it may have begun in a smaller one

@@ -20,10 +20,12 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from raylaunch.core.failures.failure import Failure
 from raylaunch.core.job.job import ENTRYPOINT_KINDS, Job
+from raylaunch.core.machine.commits import CopyAddress, Holder, RestoreOrder
 from raylaunch.core.machine.events_and_actions import WorkerEvent, WorkersExited, WorkersStarted, WorkersStopped
 from raylaunch.core.machine.observe import WorkersStatus, observe
 from raylaunch.core.newtypes import NodeId, NodeTime, RunTime
@@ -38,6 +40,7 @@ from raylaunch.node.protocol.messages import (
     SupervisorEvent,
 )
 from raylaunch.node.protocol.node_spec import AgentSpec, NodeSpec
+from raylaunch.node.state.state_memory import StateMemory
 from raylaunch.node.supervisor.supervisor import Supervisor
 from tests import private_cluster
 from tests.private_cluster import MARK
@@ -63,6 +66,19 @@ def basic_env(mark: str) -> dict[str, str]:
     kept = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
     env = {name: os.environ[name] for name in kept if name in os.environ}
     return env | {MARK: mark, "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def restore_alone(memory: StateMemory, chosen: RestoreOrder | None = None) -> None:
+    """Let the node's ranks restore what it holds, as the only node. `chosen`: this instead."""
+
+    def restore(text: str) -> str:
+        if text:
+            memory.announce(chosen or msgspec.json.decode(text, type=RestoreOrder))
+            return ""
+        at = CopyAddress(node=NodeId("node-0"), host="", port=0)
+        return msgspec.json.encode([Holder(at=at, ranks=(0,), held=memory.held())]).decode()
+
+    memory.on_restore = restore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +150,7 @@ class Node:
         if changes.pop("preload_auto", False):
             changes["preload"] = "auto"
         self.supervisor = Supervisor(_changed(told, changes), **own)
+        restore_alone(self.supervisor.state)
         if self.supervisor.spec.agent.job.preload == "auto":
             self.supervisor._preload = tuple(preload)  # noqa: SLF001, it takes time to import torch
         self.attempt = 0

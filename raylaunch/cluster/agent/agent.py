@@ -20,6 +20,7 @@ from raylaunch.cluster.capability import AgentPart, AgentPort
 from raylaunch.cluster.succession.agent_session import SUCCESSION_SECONDS, AgentSession
 from raylaunch.core.job import outputs
 from raylaunch.core.job.node_rules import NodeAttributes, matching
+from raylaunch.core.machine.commits import CopyAddress, Holder
 from raylaunch.core.machine.observe import WorkersStatus
 from raylaunch.core.monitoring.heartbeat import Heartbeat
 from raylaunch.core.newtypes import HostId, NodeTime
@@ -30,12 +31,12 @@ from raylaunch.node.logs import log_files
 from raylaunch.node.logs.log_files import LogAnswer, LogQuery, LogRead
 from raylaunch.node.logs.tail import LogOutput
 from raylaunch.node.protocol.acceptor import SecretAddress
-from raylaunch.node.protocol.copy_messages import CopyOrder
+from raylaunch.node.protocol.copy_messages import FreeMemory
 from raylaunch.node.protocol.messages import (
-    AnnounceCommit,
     LaunchWorkers,
     NodeEvent,
     Order,
+    ProposeCheckpoint,
     Ready,
     StacksDumped,
 )
@@ -122,7 +123,7 @@ class Agent:
         )
         #: For worlds of several hosts.
         self._interface_env = interface_env(place, home.host_addresses, interfaces.bridges(), env)
-        self._view, self._address = outputs.view(spec.job), address
+        self._view, self._address, self._log_reader = outputs.view(spec.job), address, LogReader()
         threads = env.get("OMP_NUM_THREADS", "")
         self._up = partial(AgentReady, host=home.host, address=address, nproc=spec.nproc, threads=threads)
         self._supervisor = self._started_supervisor(spec, env, client)
@@ -137,9 +138,9 @@ class Agent:
         self._ended = asyncio.Event()
         #: By the names of their capabilities.
         self._parts = {name: self._begun(name, begin, spec) for name, begin in spec.parts.items()}
-        self._copies = StateCopies(self._supervisor.state, address, self._report, self._in_loop)
-        self._log_reader = LogReader()
         self._logs = LogShipper(self._outbox, self._wake_if_needed, self._supervisor.page)
+        holder = Holder(at=CopyAddress(node=spec.node, host=address, port=0), host=home.host)
+        self._copies = StateCopies(self._supervisor.state, holder, spec.copy_secret, self._report, self._in_loop)
         self._report_interval = report_interval(spec.job.node_timeout)
         self.session = AgentSession(spec.epoch)
         self._lease = Lease(spec.job.node_timeout, self._supervisor.renew_lease, end)
@@ -258,16 +259,15 @@ class Agent:
             if order.capability in self._parts:  # else the run is over here
                 self._parts[order.capability].shown(order.body)
             return
-        if isinstance(order, CopyOrder):
-            self._copies.handle(order)
-            return
-        if isinstance(order, AnnounceCommit):
-            self._copies.announce(order, lambda: self._supervisor.handle(order))
+        if isinstance(order, FreeMemory):
+            self._copies.free()
             return
         if isinstance(order, LaunchWorkers):
             self._launch(self._copies.launch(order))
-            return
-        self._supervisor.handle(order)
+        else:
+            self._supervisor.handle(order)
+        if isinstance(order, LaunchWorkers | ProposeCheckpoint):
+            self._copies.copy_to(order)
 
     def _launch(self, order: LaunchWorkers) -> None:
         spec, workers = self._supervisor.spec, self._supervisor.spec.workers(order)
@@ -349,7 +349,7 @@ class Agent:
     def _poll_supervisor(self) -> None:
         try:
             events = self._supervisor.poll()
-            self._copies.serve()
+            self._copies.look()
             for part in self._parts.values():
                 part.workers_changed()
         except Exception as error:  # noqa: BLE001
@@ -367,7 +367,7 @@ class Agent:
 
     def _agent_ready(self, ready: Ready) -> AgentReady:
         processes.release_memory()  # from here on this process mostly waits
-        return self._up(ready=ready, interface_env=self._interface_env)
+        return self._up(ready=ready, interface_env=self._interface_env, copies_port=self._copies.port)
 
     def _wake_if_needed(self) -> None:
         if self._outbox.has_some(more_output=self._logs.behind):

@@ -1,125 +1,66 @@
-"""Chooses the peer that each agent copies its commits to, and asks subreapers of killed agents what they hold."""
+"""Knows to which agent each one copies, and which killed agents may have left parts of commits."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Container, Sequence
+from dataclasses import replace
 
-from raylaunch.cluster.fleet_api import AgentLost, Fleet
-from raylaunch.core.machine.commits import HeldCommit, RestoreCommit
+from raylaunch.cluster.driver.node_registry import NodeRegistry
+from raylaunch.cluster.fleet_api import AgentLost
+from raylaunch.core.machine.commits import CopyAddress
 from raylaunch.core.machine.machine import Machine
 from raylaunch.core.newtypes import HostId, NodeId
 from raylaunch.core.placement.environment import Member
-from raylaunch.node.protocol.copy_messages import CopiesServed, CopyAddress, CopyTo, ServeCopies
-from raylaunch.node.protocol.messages import AnnounceCommit
-from raylaunch.node.state import transfer
-from raylaunch.node.state.transfer import CopyRefusedError
 
-_ASK_SECONDS = 3.0
-"""How long a subreaper may take to answer: it first imports what it needs. Where a host's processes are all gone, its
-kernel refuses at once."""
-
-
-@dataclass(slots=True, kw_only=True)
-class KnownCopies:
-    """What agents hold for the script, as they have said."""
-
-    served: dict[NodeId, CopyAddress] = field(default_factory=dict)
-    """Where they serve it. Those that are missing know of no `State` and of no files yet."""
-    has_state: bool = False
-    """Whether the script is known to use `State`."""
-    has_files: bool = False
-    """Whether it is known to have files in RAYLAUNCH_FAST_DIR."""
+_MOST_TRIES = 3
+"""Attempts that ask the subreaper of a lost node: one that has fetched parts may fail before it makes a commit."""
 
 
 class CopyRing:
-    """Tells each agent to which one it copies commits and files: one on the next host of the world, in rank order."""
+    """Says to which agent each one copies commits and files: to one on the next host of the world, in rank order."""
 
-    def __init__(self, machine: Machine, fleet: Fleet, known: KnownCopies) -> None:
+    def __init__(self, machine: Machine, nodes: NodeRegistry) -> None:
         self._machine = machine
-        self._fleet = fleet
-        self.known = known
-        #: Agents whose subreapers were asked.
-        self._asked: set[NodeId] = set()
-        #: What each node was told last.
-        self._told: dict[NodeId, CopyTo] = {}
+        self._nodes = nodes
+        #: How many attempts ask the subreaper of a killed agent yet.
+        self._tries: dict[CopyAddress, int] = {}
+
+    def _addresses(self, nodes: dict[NodeId, NodeId]) -> dict[NodeId, CopyAddress]:
+        """Return where the agents of these nodes give and take copies, as far as they have said so."""
+        found = {}
+        for name, node in nodes.items():
+            up = self._nodes.status(node).up
+            if up is not None and up.copies_port:
+                found[name] = CopyAddress(node=node, host=up.address, port=up.copies_port)
+        return found
 
     def peers(self) -> tuple[CopyAddress, ...]:
         """Return where nodes find files that they may need at the beginning of an attempt; none if there are none."""
-        served = self.known.served if self.known.has_files else {}
-        return tuple(served[node] for node in self._machine.nodes if node in served)
+        nodes = [*self._machine.nodes]
+        has_files = any(self._nodes.status(node).holding.has_files for node in nodes)
+        return tuple(self._addresses(dict(zip(nodes, nodes, strict=True))).values()) if has_files else ()
 
-    def served(self, node: NodeId, where: CopiesServed) -> None:
-        """Record where an agent serves what it holds, and renew the ring."""
-        address = CopyAddress(node=node, host=where.host, port=where.port, secret=where.secret)
-        known = self.known
-        is_new = (where.uses_state and not known.has_state) or (where.uses_files and not known.has_files)
-        if known.served.get(node) == address and not is_new:
-            return  # an earlier driver was told
-        known.served[node] = address
-        known.has_state |= where.uses_state
-        if where.uses_files and not known.has_files:
-            known.has_files = True
-            for other in self._machine.nodes:
-                if other not in known.served:
-                    self._fleet.send(other, ServeCopies())
-        self.renew()
+    def targets(self, members: Sequence[Member]) -> dict[NodeId, CopyAddress]:
+        """Return where the nodes of an attempt copy to."""
+        return self._addresses(targets(members, self._machine.leaving))
 
-    def told(self, node: NodeId, order: CopyTo) -> None:
-        """Record what an earlier driver has told a node."""
-        self._told[node] = order
+    def targets_before_leaving(self) -> dict[NodeId, CopyAddress]:
+        """Return where the nodes of the world copy their last commit to, since some leave; empty: none does."""
+        world, leaving = self._machine.world, self._machine.leaving
+        if not leaving:
+            return {}
+        return self._addresses(over(world.roster, world.replacements) or targets(world.members, leaving))
 
-    def asks_subreaper(self, gone: AgentLost, tell: Callable[[AgentLost], None]) -> bool:
-        """Return whether the subreaper of an agent is being asked what it holds: once, in a thread.
+    def note_lost(self, gone: AgentLost) -> None:
+        """Let the next attempts ask the subreaper of an agent what it holds, unless the agent may be alive."""
+        for address in () if gone.silent else self._addresses({gone.node: gone.node}).values():
+            self._tries[replace(address, orphaned=True)] = _MOST_TRIES
 
-        `tell` gets the loss again with the answer, in the thread. An agent that held nothing is not asked for, nor one
-        that was silent, which may be alive.
-        """
-        where = self.known.served.get(gone.node)
-        if where is None or gone.silent or gone.held is not None:
-            return False
-        if gone.node not in self._asked:
-            self._asked.add(gone.node)
-            thread = threading.Thread(target=_ask, args=(gone, where, tell), daemon=True, name="raylaunch-orphans")
-            thread.start()
-        return True
-
-    def launched(self) -> None:
-        """Tell all nodes of an attempt that is launched where they copy to."""
-        self._told.clear()
-        self.renew()
-
-    def announcement(self, node: NodeId, action: RestoreCommit) -> AnnounceCommit:
-        """Return what a node is told of the commit to restore."""
-        return AnnounceCommit(
-            attempt=action.attempt,
-            commit=action.commit,
-            world_size=action.world_size,
-            kept=action.kept,
-            fetches=tuple(
-                (fetch.part, replace(where, orphaned=fetch.source not in self._machine.nodes))
-                for fetch in action.fetches
-                if fetch.node == node and (where := self.known.served.get(fetch.source)) is not None
-            ),
-        )
-
-    def renew(self) -> None:
-        """Tell the nodes whose copies are to go to another node than before: nodes may have come, or be drained.
-
-        If other nodes replace the whole world, they are asked to take the copies. Until they answer, nothing is copied,
-        since a copy on a node that leaves is of no use.
-        """
-        world, later = self._machine.world, self._machine.world.replacements if self.known.has_state else ()
-        for node, target in (over(world.roster, later) or targets(world.members, self._machine.leaving)).items():
-            if target not in self.known.served and not later:
-                continue
-            order = CopyTo(attempt=self._machine.attempt, target=self.known.served.get(target))
-            if self._told.get(node) != order:
-                self._told[node] = order
-                if order.target is None:
-                    self._fleet.send(target, ServeCopies())
-                self._fleet.send(node, order)
+    def lost(self) -> tuple[CopyAddress, ...]:
+        """Return where the node of rank 0 asks what killed agents held, at the beginning of an attempt."""
+        found = tuple(self._tries)
+        self._tries = {one: tries - 1 for one, tries in self._tries.items() if tries > 1}
+        return found
 
 
 def over(nodes: Sequence[NodeId], others: Sequence[NodeId]) -> dict[NodeId, NodeId]:
@@ -157,12 +98,3 @@ def _targets_on_host(nodes: Sequence[NodeId], avoided: Container[NodeId]) -> dic
         later = [other for other in (*nodes[place + 1 :], *nodes[:place]) if other in staying]
         found |= dict.fromkeys([node] if later else [], *later[:1])
     return found
-
-
-def _ask(gone: AgentLost, where: CopyAddress, tell: Callable[[AgentLost], None]) -> None:
-    try:
-        with transfer.connection(where, seconds=_ASK_SECONDS) as line:
-            held = transfer.ask(line, tuple[HeldCommit, ...], "held")
-    except (OSError, CopyRefusedError):
-        held = ()
-    tell(replace(gone, held=held))

@@ -14,7 +14,6 @@ from typing import Any, Protocol
 from raylaunch.cluster import fleet_api as fleets
 from raylaunch.cluster.agent.link import LinkDown
 from raylaunch.cluster.capability import Capability, DriverPart, DriverPort
-from raylaunch.cluster.driver.copy_ring import KnownCopies
 from raylaunch.cluster.driver.executor import Executor, last_attempt, port_in_use
 from raylaunch.cluster.driver.node_registry import AgentLinks, NodeRegistry
 from raylaunch.cluster.driver.node_warnings import NodeWarnings
@@ -33,7 +32,6 @@ from raylaunch.cluster.fleet_api import (
 from raylaunch.cluster.local.scheduler import moment_of
 from raylaunch.core.driver_replaced import DriverReplaced
 from raylaunch.core.job.job import Job
-from raylaunch.core.machine.commits import RestoreCommit
 from raylaunch.core.machine.events_and_actions import (
     Action,
     Event,
@@ -46,6 +44,7 @@ from raylaunch.core.machine.events_and_actions import (
     NodeLost,
     ReportUnsaved,
     RequestCheckpoint,
+    RestartRequested,
     StopRequested,
     Tick,
     WorkersStarted,
@@ -90,7 +89,6 @@ class DriverLedger:
 
     run: Run
     """Attempt, roster, spent restarts, excluded hosts, requested bounds: all that the machine decides by."""
-    copies: KnownCopies
     warned: frozenset[str]
     """What a person was told of nodes."""
     calls_should_checkpoint: bool
@@ -176,8 +174,7 @@ class Driver:
         self.monitor = ProgressMonitor(tracker, fleet, self._write_stacks, observer.on_message)
         #: By the names of their capabilities.
         self._parts = {each.name: _begun(each, self, fleet) for each in capabilities}
-        copies = ledger.copies if ledger is not None else KnownCopies()
-        self._executor = Executor(self.machine, run_id, fleet, self.monitor, self.nodes.give_up, copies)
+        self._executor = Executor(self.machine, run_id, fleet, self.monitor, self.nodes)
         #: Gets the stacks of the workers of each node, in the thread of `run`.
         self.on_stacks: Callable[[StacksDumped], None] = lambda _: None
         self._warnings = NodeWarnings(observer.on_message, ledger.warned if ledger is not None else ())
@@ -263,6 +260,8 @@ class Driver:
                 else:
                     aside.append(item)
         leadership.take_command()
+        for node, agent in adopted.items():
+            self.nodes.told(node, agent.report.status or NodeStatus())
         self._executor.resume({node: agent.goal for node, agent in adopted.items()})
         for part in self._parts.values():
             part.launched(self._now())
@@ -291,7 +290,6 @@ class Driver:
         """Return what another driver needs to go on with the run."""
         return DriverLedger(
             run=self.machine.run,
-            copies=self._executor.copies.known,
             warned=frozenset(self._warnings.said),
             calls_should_checkpoint=self.monitor.calls_should_checkpoint,
         )
@@ -350,8 +348,6 @@ class Driver:
             if any(isinstance(action, ReportUnsaved) for action in actions) and (text := self._executor.unsaved()):
                 self._observer.on_message(text)
             for action in actions:
-                if isinstance(action, RestoreCommit) and (action.commit is None or action.lost_steps):
-                    self._observer.on_message(action.why)
                 if isinstance(action, RequestCheckpoint):
                     self._observer.on_message(_saving(action.why, can_save=self.monitor.can_save))
 
@@ -418,10 +414,9 @@ class Driver:
     def _node_lost(self, gone: AgentLost) -> Iterator[Event]:
         if self._leadership is not None:
             self._leadership.lost(gone)
-        if self._executor.copies.asks_subreaper(gone, self._inbox.put):
-            return  # the loss comes again with the answer
+        self._executor.copies.note_lost(gone)
         self.nodes.give_up(gone.node)
-        yield NodeLost(at=self._now(), node=gone.node, why=gone.why, held=gone.held or ())
+        yield NodeLost(at=self._now(), node=gone.node, why=gone.why)
         if self.machine.phase is not Phase.DONE:
             self._fleet.replace(gone)
 
@@ -468,14 +463,15 @@ class Driver:
             if isinstance(event, WorkersStarted):
                 self.monitor.started(event)
             yield event
+        if self.machine.attempt == new.holding.stuck_attempt != old.holding.stuck_attempt:
+            by = f"{node}, whose survivors have nothing to restore,"
+            yield RestartRequested(at=self._now(), by=by, save_seconds=0.0)
         self._answered(node, old, new)
 
     def _answered(self, node: NodeId, old: NodeStatus, new: NodeStatus) -> None:
         for name, section in new.sections.items():
             if name in self._parts and section != old.sections.get(name):
                 self._parts[name].told(node, section)
-        if new.copies is not None and new.copies != old.copies:
-            self._executor.copies.served(node, new.copies)
         if new.proposed is not None and new.proposed != old.proposed:
             self._executor.answered(new.proposed)
         for warning in new.warnings:

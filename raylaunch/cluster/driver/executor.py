@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from raylaunch.cluster.driver.copy_ring import CopyRing, KnownCopies
+from raylaunch.cluster.driver.copy_ring import CopyRing
+from raylaunch.cluster.driver.node_registry import NodeRegistry
 from raylaunch.cluster.driver.progress_monitor import ProgressMonitor
 from raylaunch.cluster.fleet_api import Fleet
-from raylaunch.core.machine.commits import RestoreCommit
+from raylaunch.core.machine.commits import CopyAddress
 from raylaunch.core.machine.events_and_actions import (
     Action,
     Cordon,
@@ -30,9 +31,7 @@ from raylaunch.core.machine.state import Running, Saving, Starting, Stopping
 from raylaunch.core.newtypes import SIGTERM, NodeId, RunTime
 from raylaunch.core.placement.environment import Rendezvous, assign
 from raylaunch.errors import ClusterError
-from raylaunch.node.protocol.copy_messages import CopyTo
 from raylaunch.node.protocol.messages import (
-    AnnounceCommit,
     CommitCheckpoint,
     LaunchWorkers,
     OpenStore,
@@ -58,18 +57,13 @@ class Executor:
         run_id: str,
         fleet: Fleet,
         watch: ProgressMonitor,
-        give_up: Callable[..., None],
-        known: KnownCopies,
+        nodes: NodeRegistry,
     ) -> None:
-        """`give_up` is called for each node that counts as lost from then on, as `NodeRegistry.give_up`.
-
-        `known`: what is known of copies, from an earlier driver.
-        """
         self._machine = machine
         self._run_id = run_id
         self._fleet = fleet
         self._watch = watch
-        self._give_up = give_up
+        self._nodes = nodes
         #: When the machine's timer is due, in seconds since the run began; infinity: it is not set.
         self.wake_at = float("inf")
         #: Stores by node and attempt; None: ordered, but not open yet.
@@ -77,7 +71,7 @@ class Executor:
         #: A launch that waits for its store.
         self._unsent: Launch | None = None
         self._proposal: SyncPoint | None = None
-        self.copies = CopyRing(machine, fleet, known)
+        self.copies = CopyRing(machine, nodes)
 
     def perform(self, actions: list[Action], now: RunTime) -> None:
         """Carry out these actions in order."""
@@ -89,7 +83,7 @@ class Executor:
                 case Stop() if action.grace == 0:
                     # Nodes that get a Launch too kill the attempt before anyway: one message, not two.
                     self._to_workers(action, set(action.nodes) - launched, now)
-                case Stop() | RestoreCommit() | RequestCheckpoint() | ForwardSignal():
+                case Stop() | RequestCheckpoint() | ForwardSignal():
                     self._to_workers(action, action.nodes, now)
                 case Release() | Cordon() | Uncordon() | Scale():
                     self._to_hosts(action)
@@ -99,7 +93,7 @@ class Executor:
                     pass  # of the first, the driver tells after what the observer tells of this step
 
     def _to_workers(
-        self, action: Stop | RestoreCommit | RequestCheckpoint | ForwardSignal, nodes: Iterable[NodeId], now: RunTime
+        self, action: Stop | RequestCheckpoint | ForwardSignal, nodes: Iterable[NodeId], now: RunTime
     ) -> None:
         match action:
             case Stop():
@@ -107,15 +101,10 @@ class Executor:
                     self._fleet.send(
                         node, StopWorkers(attempt=action.attempt, grace=action.grace, signal=action.signal)
                     )
-            case RestoreCommit():
-                for node in nodes:
-                    self._fleet.send(node, self.copies.announcement(node, action))
             case RequestCheckpoint():
-                self.copies.renew()
                 step, expected = self._watch.step_ahead(now), self._watch.calls_should_checkpoint
-                is_copied = bool(self._machine.leaving)
-                order = ProposeCheckpoint(attempt=action.attempt, step=step, expected=expected, is_copied=is_copied)
-                self._proposal = SyncPoint(self._fleet.send, nodes, order)
+                order = ProposeCheckpoint(attempt=action.attempt, step=step, expected=expected)
+                self._proposal = SyncPoint(self._fleet.send, nodes, order, self.copies.targets_before_leaving())
             case ForwardSignal():
                 for node in nodes:
                     self._fleet.send(node, SignalWorkers(attempt=action.attempt, signal=action.signal))
@@ -123,7 +112,8 @@ class Executor:
     def _to_hosts(self, action: NodeAction) -> None:
         match action:
             case Release():
-                self._give_up(action.node, ends=not action.frees_memory)  # its link would end it before it has freed it
+                # Its link would end it before it has freed its memory.
+                self._nodes.give_up(action.node, ends=not action.frees_memory)
                 self._fleet.release(action.node, frees_memory=action.frees_memory)
             case Cordon():
                 self._fleet.cordon(action.host)
@@ -140,14 +130,13 @@ class Executor:
             self._watch.begin(assign(world.attempt, world.members), has_progressed=world.has_progressed)
         for node, goal in goals.items():
             self.resume_node(node, goal)
-        self.copies.renew()
         if isinstance(state, Starting | Running | Saving):
             self._resume_launch(orders)
         if isinstance(state, Saving):
             self._resume_saving(orders)
 
     def _resume_launch(self, orders: Mapping[NodeId, Sequence[Order]]) -> None:
-        """Tell the rest of the nodes of the present attempt, and what to restore."""
+        """Tell the rest of the nodes of the present attempt."""
         world = self._machine.world
         launches = [one for known in orders.values() for one in known if isinstance(one, LaunchWorkers)]
         told = {one.assignment.node: one for one in launches if one.attempt == world.attempt}
@@ -155,27 +144,21 @@ class Executor:
             return  # another attempt follows at once
         if not told and world.unfinished <= orders.keys():
             self._launch(Launch(attempt=world.attempt, roster=world.roster, why="", staying=world.staying))
+        copies_to = self.copies.targets(world.members)
         for part in assign(world.attempt, world.members) if told else ():
             node = part.node
             if node not in world.unfinished & orders.keys():
                 continue
             if node not in told:
                 order = replace(next(iter(told.values())), assignment=part, staying=node in world.staying)
-                self._fleet.send(node, order)
-            is_told = any(isinstance(one, AnnounceCommit) and one.attempt == world.attempt for one in orders[node])
-            if world.restored is not None and node in world.restored.nodes and not is_told:
-                self._fleet.send(node, self.copies.announcement(node, world.restored))
+                lost = () if part.node_rank else self.copies.lost()
+                self._fleet.send(node, replace(order, copies_to=copies_to.get(node), lost=lost))
 
     def resume_node(self, node: NodeId, goal: NodeGoal) -> None:
         """Take what a node was told as known, and end what it should not run."""
         for _, order in goal.orders:
-            match order:
-                case OpenStore():
-                    self._stores.setdefault((node, order.attempt), None)
-                case CopyTo():
-                    self.copies.told(node, order)
-                case _:
-                    pass
+            if isinstance(order, OpenStore):
+                self._stores.setdefault((node, order.attempt), None)
         self._stop_rest(node, last_attempt(goal), [order for _, order in goal.orders])
 
     def _stop_rest(self, node: NodeId, launched: int, known: Sequence[Order]) -> None:
@@ -206,7 +189,7 @@ class Executor:
                 self._fleet.send(node, order)
 
         last = max(proposals, key=lambda order: order.step)
-        self._proposal = SyncPoint(send, world.running_nodes, last)
+        self._proposal = SyncPoint(send, world.running_nodes, last, self.copies.targets_before_leaving())
         if CommitCheckpoint(attempt=last.attempt, step=last.step) in every:
             self._proposal.agree()
 
@@ -215,9 +198,7 @@ class Executor:
         world, state = self._machine.world, self._machine.state
         if not isinstance(state, Starting | Running | Saving) or node not in world.unfinished:
             return last_attempt(goal) > world.attempt
-        is_told = any(isinstance(one, AnnounceCommit) and one.attempt == world.attempt for _, one in goal.orders)
-        is_left_out = world.restored is not None and node in world.restored.nodes and not is_told
-        return last_attempt(goal) != world.attempt or is_left_out
+        return last_attempt(goal) != world.attempt
 
     def unsaved(self) -> str:
         """Return which ranks had not saved when the time for a checkpoint was over, for a person; `""`: none."""
@@ -279,18 +260,19 @@ class Executor:
             role=self._machine.job.role,
             signals_to_handle=tuple(self._machine.job.signals_to_handle),
         )
-        parts, peers = assign(launch.attempt, members), self.copies.peers()
+        parts, peers, copies_to = assign(launch.attempt, members), self.copies.peers(), self.copies.targets(members)
+        lost = self.copies.lost()
         for part in parts:
             order = LaunchWorkers(
                 assignment=part,
                 rendezvous=meeting,
                 staying=part.node in launch.staying,
                 has_survivors=bool(launch.staying),
-                awaits_commit=self.copies.known.has_state,
+                copies_to=copies_to.get(part.node),
                 peers=peers,
+                lost=() if part.node_rank else lost,
             )
             self._fleet.send(part.node, order)
-        self.copies.launched()
         self._watch.begin(parts)
         self._stores = {key: other for key, other in self._stores.items() if key[1] > launch.attempt}
         if not self._machine.job.master_port:
@@ -312,11 +294,16 @@ class SyncPoint:
     """
 
     def __init__(
-        self, send: Callable[[NodeId, Order], None], nodes: Iterable[NodeId], first: ProposeCheckpoint
+        self,
+        send: Callable[[NodeId, Order], None],
+        nodes: Iterable[NodeId],
+        first: ProposeCheckpoint,
+        copies_to: Mapping[NodeId, CopyAddress],
     ) -> None:
-        """`send` sends an order to a node. `first`: the first proposal."""
+        """`send` sends an order to a node. `first`: the first proposal. `copies_to`: what it has for each node."""
         self._send = send
         self._nodes = tuple(nodes)
+        self._copies_to = copies_to
         self._propose(first)
 
     @property
@@ -329,7 +316,7 @@ class SyncPoint:
         self._missing = set(self._nodes)
         self._reached = -1
         for node in self._nodes:
-            self._send(node, proposal)
+            self._send(node, replace(proposal, copies_to=self._copies_to.get(node)))
 
     def answered(self, answer: StepProposed) -> None:
         """Take a node's answer. Answers to earlier proposals are ignored."""

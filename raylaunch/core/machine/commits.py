@@ -7,10 +7,10 @@ were written in the same attempt: after a restart, training may take another cou
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from raylaunch.core.newtypes import HostId, NodeId
+from raylaunch.core.newtypes import NO_HOST, HostId, NodeId
 from raylaunch.core.placement.devices import GpuUse
 from raylaunch.core.text import count
 
@@ -93,20 +93,6 @@ class CompleteCommit:
         return tuple(sorted({one for part in parts for one in (part, *self.sharing.get(part, ()))}))
 
 
-@dataclass(slots=True, kw_only=True)
-class KnownCommits:
-    """What one attempt leaves to the next about commits."""
-
-    uses_state: bool = False
-    """Whether the script uses `State`."""
-    counted_loss: Commit | None = None
-    """The newest commit that was lost in part, and counted as lost already."""
-    orphaned: dict[NodeId, tuple[HeldCommit, ...]] = field(default_factory=dict)
-    """By lost node: what can still be fetched from its subreaper."""
-    tries: int = 0
-    """How many attempts in a row have fetched such parts, and made no step."""
-
-
 def newest_complete(held: Iterable[HeldCommit]) -> CompleteCommit | None:
     """Return the newest commit that each rank of the world in which it was written has; None: there is none."""
     found: defaultdict[tuple[Commit, int], dict[int, HeldCommit]] = defaultdict(dict)
@@ -175,31 +161,67 @@ class NodeMemory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PartFetch:
-    """A node is to fetch one part of the commit to restore from another node."""
+class CopyAddress:
+    """Where an agent gives parts of commits and files to the other agents of the run, and takes copies of theirs."""
 
     node: NodeId
-    part: int
-    """The rank that has written it."""
-    source: NodeId
+    host: str
+    port: int
+    orphaned: bool = False
+    """The agent was killed, and its subreaper answers there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RestoreCommit:
-    """Tell the attempt's workers on these nodes which commit their `State` restores; None: none. There is no answer."""
+class Holder:
+    """A node that holds parts of commits when a world begins."""
 
-    attempt: int
-    nodes: tuple[NodeId, ...]
-    commit: Commit | None
-    why: str
+    at: CopyAddress
+    host: HostId = NO_HOST
+    ranks: tuple[int, ...] = ()
+    """Its ranks in the new world; empty: it was lost, and only gives what no other node has."""
+    held: tuple[HeldCommit, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreOrder:
+    """What the ranks of a node restore."""
+
+    commit: Commit | None = None
+    """None: nothing."""
     world_size: int = 0
-    """Workers in the world in which the commit was written; 0: there is no commit."""
+    """Workers in the world in which it was written; 0: there is no commit."""
     kept: Commit | None = None
-    """What no node may free until a newer commit is on two hosts; None: the world has one host only."""
-    fetches: tuple[PartFetch, ...] = ()
-    """Which nodes fetch which parts from which others before they tell their workers."""
-    lost_steps: int = 0
-    """Steps at most that were committed after it, and are lost with a host."""
+    """What must not be freed until a newer commit is on two hosts; None: the world has one host only."""
+    sources: tuple[tuple[CopyAddress, tuple[int, ...]], ...] = ()
+    """Where the node gets the parts that it lacks, by the ranks that have written them."""
+    lost: str = ""
+    """What cannot be restored of what was committed, for a person; "": nothing is lost."""
+
+
+def choose(holders: Sequence[Holder], world_size: int) -> list[RestoreOrder]:
+    """Choose the newest commit of which each part is somewhere, for a world of this size on those that have ranks.
+
+    Return what each of these restores, in their order.
+    """
+    everything = [part for one in holders for part in one.held]
+    found, world = newest_complete(everything), [one for one in holders if one.ranks]
+    if found is None:
+        return [RestoreOrder(lost=loss(everything, None))] * len(world)
+    held, hosts = {one.at.node: one.held for one in holders}, {one.at.node: one.host for one in world}
+    needed = {one.at.node: found.parts_for(one.ranks, world_size) for one in world}
+    fetched = fetches(held, needed, found, last=held.keys() - hosts.keys())
+    safe = safest({node: held[node] for node in hosts}, hosts) or found.commit
+    addresses = {one.at.node: one.at for one in holders}
+    return [
+        RestoreOrder(
+            commit=found.commit,
+            world_size=found.world_size,
+            kept=safe if len({*hosts.values()}) > 1 else None,
+            sources=tuple((addresses[source], tuple(parts)) for source, parts in fetched[node].items()),
+            lost=loss(everything, found),
+        )
+        for node in hosts
+    ]
 
 
 def fetches(
@@ -208,8 +230,8 @@ def fetches(
     chosen: CompleteCommit,
     *,
     last: Collection[NodeId] = (),
-) -> tuple[PartFetch, ...]:
-    """Return which node fetches what: each part that it needs and lacks, from the node that gives the fewest parts.
+) -> dict[NodeId, dict[NodeId, list[int]]]:
+    """Return what each node fetches from which: parts that it needs and lacks, each from the one that gives the fewest.
 
     Nodes in `last` give only what no other node has.
     """
@@ -218,14 +240,14 @@ def fetches(
         for one in dict.fromkeys(one.rank for one in parts if chosen.has(one)):
             holders[one].append(node)
     given: Counter[NodeId] = Counter()
-    found = []
+    found: dict[NodeId, dict[NodeId, list[int]]] = {node: {} for node in needed}
     for node, parts_needed in needed.items():
         for part in parts_needed:
             if node not in holders[part]:
                 source = min(holders[part], key=lambda holder: (holder in last, given[holder]))
                 given[source] += 1
-                found.append(PartFetch(node=node, part=part, source=source))
-    return tuple(found)
+                found[node].setdefault(source, []).append(part)
+    return found
 
 
 def safest(held: Mapping[NodeId, Collection[HeldCommit]], hosts: Mapping[NodeId, HostId]) -> Commit | None:
@@ -243,29 +265,27 @@ def safest(held: Mapping[NodeId, Collection[HeldCommit]], hosts: Mapping[NodeId,
     return max(safe, default=None)
 
 
-def newest_of(held: Iterable[HeldCommit]) -> HeldCommit:
-    """Return one of the parts of the newest commit, whether or not it is complete."""
-    return max(held, key=lambda one: one.commit)
-
-
 def lost_steps(held: Collection[HeldCommit], chosen: CompleteCommit) -> int:
     """Return how many committed steps are lost at most, since a host is gone that had them, and no copy is as new.
 
     A rank of which nothing is left but copies had its part of the newest commit too, or was about to.
     """
-    newest = newest_of(held)
+    newest = max(held, key=lambda one: one.commit)
     own = {one.rank for one in held if not one.copied and one.world_size == newest.world_size}
     if newest.commit <= chosen.commit or own >= set(range(newest.world_size)):
         return 0
     return max(0, newest.commit.steps - chosen.commit.steps)
 
 
-def reason(held: Collection[HeldCommit], chosen: CompleteCommit | None, lost: int = 0) -> str:
-    """Return why this commit was chosen among the held ones, for a person. `lost`: how many steps are lost."""
+def loss(held: Collection[HeldCommit], chosen: CompleteCommit | None) -> str:
+    """Return what of the held commits cannot be restored, though this one can, for a person; "": nothing is lost."""
+    if not held:
+        return ""
     if chosen is not None:
-        more = f"; {count(lost, 'more step')} had no copy on another host, and must be done again" if lost else ""
-        return f"the state after {count(chosen.commit.steps, 'step')} is restored from memory{more}"
-    newest = newest_of([one for one in held if not one.light] or held)
+        lost = lost_steps(held, chosen)
+        what = f"the state after {count(chosen.commit.steps, 'step')} is restored from memory"
+        return f"{what}; {count(lost, 'more step')} had no copy on another host, and must be done again" if lost else ""
+    newest = max([one for one in held if not one.light] or held, key=lambda one: one.commit)
     what = f"the state after {count(newest.commit.steps, 'step')} cannot be restored from memory"
     having = {one.rank for one in held if (one.commit, one.world_size) == (newest.commit, newest.world_size)}
     missing = [rank for rank in range(newest.world_size) if rank not in having]

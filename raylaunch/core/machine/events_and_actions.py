@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from raylaunch.core.driver_replaced import DriverReplaced
 from raylaunch.core.failures.failure import Failure
 from raylaunch.core.failures.stacks import StackGroup
-from raylaunch.core.machine.commits import CommitRate, HeldCommit, NodeMemory, RestoreCommit
+from raylaunch.core.machine.commits import CommitRate, NodeMemory
 from raylaunch.core.machine.save_time import DeadlineSet
 from raylaunch.core.newtypes import NO_HOST, SIGTERM, HostId, NodeId, NodeTime, RunTime, SignalName
 
@@ -43,8 +43,6 @@ class NodeLost:
     at: RunTime
     node: NodeId
     why: str
-    held: tuple[HeldCommit, ...] = ()
-    """The parts of commits that can still be fetched from there: the agent was killed, and its subreaper was not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,12 +98,8 @@ class WorkersStarted:
     node: NodeId
     pids: tuple[int, ...] = ()
     timings: RestartTimings | None = None
-    held: tuple[HeldCommit, ...] = ()
-    """The parts of commits of earlier attempts that the node holds."""
     stayed: int = 0
     """How many of its workers are survivors."""
-    awaits_commit: bool = False
-    """Whether its workers wait for `RestoreCommit` even if no node holds anything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +203,7 @@ class StopRequested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartRequested:
-    """A person requested another attempt. It spends none of the restarts that failures spend."""
+    """A person, or a node whose survivors have nothing to restore, requested another attempt. It spends no restart."""
 
     at: RunTime
     by: str
@@ -350,6 +344,6 @@ class Finish:
     why: str
 
 
-WorkerAction = Launch | Stop | RestoreCommit | RequestCheckpoint | ReportUnsaved | ForwardSignal
+WorkerAction = Launch | Stop | RequestCheckpoint | ReportUnsaved | ForwardSignal
 NodeAction = Release | Cordon | Uncordon | Scale
 Action = WorkerAction | NodeAction | SetTimer | Finish

@@ -11,7 +11,6 @@ from raylaunch.core.machine.transitions import (
     gather,
     go_on_if_all_stopped,
     release_drained,
-    replace_world,
     restart_world,
 )
 from raylaunch.core.newtypes import NodeId
@@ -93,11 +92,9 @@ def _world_drained(run: Run, event: NodeDraining, why: str) -> list[Action]:
             return limit_saving(run, saving)
         case Running() if run.members.enough:
             return save_world(run, why)
-        case Starting() as starting if run.members.enough and run.world.known.uses_state:
+        case Starting() as starting if run.members.enough:
             starting.resize.evacuate_at = run.now  # once it runs: what only this node holds must be restored first
             return run.set_timer(why)
-        case Starting() if run.members.enough:
-            return replace_world(run, why)
         case Starting() | Running() as state:
             state.status = f"{why}; the workers go on until another node comes"
             state.status += "" if event.by else ", or the time is short"
@@ -110,8 +107,6 @@ def _world_drained(run: Run, event: NodeDraining, why: str) -> list[Action]:
 
 def node_lost(run: Run, event: NodeLost) -> list[Action]:
     """Go on without a node that is gone. Its loss explains failures of workers just before."""
-    if event.held:
-        run.world.known.orphaned[event.node] = event.held
     unfinished = len(run.world.unfinished)
     member = _remove_node(run, event.node)
     pardoned = run.budget.pardon(member, run.now)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from raylaunch.core.failures.failure import Failure, FailureRecord
-from raylaunch.core.machine.commits import HeldCommit
 from raylaunch.core.machine.events_and_actions import (
     RestartTimings,
     WorkerEvent,
@@ -39,9 +38,7 @@ class WorkersStatus:
     pids: tuple[int, ...] | None = None
     """By local rank. None: they are not all started."""
     timings: RestartTimings | None = None
-    held: tuple[HeldCommit, ...] = ()
     stayed: int = 0
-    awaits_commit: bool = False
     """As in `WorkersStarted`."""
     can_stay: bool = False
     """A worker can stay when the next attempt begins."""
@@ -84,9 +81,7 @@ def observe(
                 node=node,
                 pids=new.pids,
                 timings=new.timings,
-                held=new.held,
                 stayed=new.stayed,
-                awaits_commit=new.awaits_commit,
             )
         )
     if new.can_stay and not old.can_stay:

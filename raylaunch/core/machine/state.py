@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from raylaunch.core.failures.failure import Failure
-from raylaunch.core.machine.commits import HeldCommit, KnownCommits, RestoreCommit
 from raylaunch.core.machine.events_and_actions import Finish
 from raylaunch.core.machine.save_time import Deadline
 from raylaunch.core.newtypes import SIGTERM, NodeId, SignalName, StrEnum
@@ -80,16 +79,6 @@ class World:
     """When the first of its nodes will be taken away; None: none will."""
     held_signals: list[SignalName] = field(default_factory=list)
     """Signals to forward as soon as all workers are started. Those that were not forwarded pass to the next world."""
-    held: dict[NodeId, tuple[HeldCommit, ...]] = field(default_factory=dict)
-    """The parts of commits of earlier attempts that its nodes hold, by node."""
-    awaits_commit: bool = False
-    """Whether some node waits to be told what to restore."""
-    restored: RestoreCommit | None = None
-    """What the nodes were told to restore; None: nothing yet."""
-    known: KnownCommits = field(default_factory=KnownCommits)
-    """What was learnt of commits in this attempt and earlier ones."""
-    untold: set[NodeId] = field(default_factory=set)
-    """Nodes that hold nothing and do not wait: their workers restore nothing."""
     elastic: set[NodeId] = field(default_factory=set)
     """Nodes of which workers can stay: they have said so in this attempt, or have stayed when it began."""
     staying: tuple[NodeId, ...] = ()

@@ -48,7 +48,6 @@ def launch_world(run: Run, why: str, *, at_once: bool = False) -> list[Action]:
         size=sum(member.nproc for member in chosen),
         launched_at=run.now,
         held_signals=run.world.held_signals,
-        known=run.world.known,
         elastic=set(staying),
         staying=staying,
     )

@@ -18,7 +18,6 @@ from raylaunch.core.machine.events_and_actions import (
 )
 from raylaunch.core.machine.nodes import cordon_host_of
 from raylaunch.core.machine.restart_policy import Refusal, came_from_outside
-from raylaunch.core.machine.restoring import restore_commit, take_held
 from raylaunch.core.machine.run_state import Run
 from raylaunch.core.machine.saving import end_saving, stop_if_all_saved, stop_unsaved
 from raylaunch.core.machine.state import Running, Saving, Starting, Stopping
@@ -54,7 +53,6 @@ def _workers_started(run: Run, event: WorkersStarted) -> list[Action]:
     if not isinstance(run.state, Starting):
         return []
     run.state.awaited.discard(event.node)
-    take_held(run.world, event)
     run.world.stayed += event.stayed
     if not event.stayed:
         run.world.elastic.discard(event.node)
@@ -64,16 +62,9 @@ def _workers_started(run: Run, event: WorkersStarted) -> list[Action]:
 def _run_if_all_started(run: Run, state: Starting) -> list[Action]:
     if state.awaited:
         return []
-    restored = restore_commit(run.world)
-    if run.world.staying and not any(action.commit for action in restored):
-        why = restored[0].why if restored else "no node has the state of an earlier attempt"
-        return restart_world(run, f"{why}; all workers are started again", all_anew=True)
-    run.world.restored = restored[0] if restored else None
-    if run.world.restored is not None and run.world.restored.commit is not None:
-        run.budget.saved(run.world.restored.commit.steps - 1)
     run.enter(Running(status=f"{run.workers_and_nodes}{run.world.survivors}", resize=state.resize))
     held, run.world.held_signals = run.world.held_signals, []
-    return [*restored, *(forward(run, signal) for signal in held), *run.set_timer("more nodes may come")]
+    return [*(forward(run, signal) for signal in held), *run.set_timer("more nodes may come")]
 
 
 def forward(run: Run, signal: SignalName) -> Action:
@@ -180,11 +171,11 @@ def progressed(run: Run, event: Progressed) -> list[Action]:
     The first step proves nothing: a script may call `heartbeat()` once before its first collective.
     """
     run.crashes.progressed()
-    if event.saved is not None:
-        run.budget.saved(event.saved)
+    for step in (event.saved, event.committed and event.committed - 1):
+        if step is not None:
+            run.budget.saved(step)
     if event.marks > 1:
         run.world.has_progressed = run.reachability.proven = True
-        run.world.known.tries = 0
         run.reachability.broken_since = None
     run.timing.save.reported(event.slowest_save, event.rate)
     return run.set_timer("a save takes another time than before") if run.timing.deadline is not None else []

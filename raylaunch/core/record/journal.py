@@ -37,6 +37,8 @@ _FORMER_NAMES = {
     "turnover": "timings",
 }
 """Names that events, actions and fields of them have in journals of raylaunch 0.1. Such journals still replay."""
+_FORMER_ACTIONS = {"RestoreCommit"}
+"""What no driver does any more is left out of them."""
 
 _MOST_DIGITS = 300
 """Digits of a whole number. From 309 digits on, no float can hold it (`sys.float_info.max_10_exp`)."""
@@ -125,7 +127,8 @@ def read_entry(text: str) -> JournalEntry:
     if event is not None and not math.isfinite(event.at):
         msg = f"an event at {event.at}"
         raise ValueError(msg)
-    return JournalEntry(event=event, actions=tuple(_read(action, _ACTIONS) for action in row.actions))
+    actions = tuple(_read(action, _ACTIONS) for action in row.actions if action.get(_KIND) not in _FORMER_ACTIONS)
+    return JournalEntry(event=event, actions=actions)
 
 
 def _read(body: dict[str, Any], kinds: Mapping[str, type[Any]]) -> Any:

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 from raylaunch.core.failures.stacks import Stack
 from raylaunch.core.job.job import StartMethod
-from raylaunch.core.machine.commits import Commit
+from raylaunch.core.machine.commits import CopyAddress
 from raylaunch.core.machine.observe import WorkersStatus
 from raylaunch.core.newtypes import SIGTERM, NodeId, SignalName
 from raylaunch.core.placement.environment import Assignment, Rendezvous
-from raylaunch.node.protocol.copy_messages import CopyAddress, CopyOrder, CopyReport
+from raylaunch.node.protocol.copy_messages import CopyReport, FreeMemory
 from raylaunch.node.protocol.import_manifest import ImportManifest
 from raylaunch.node.protocol.section import CapabilitySection
 
@@ -37,12 +37,14 @@ class LaunchWorkers:
     """Workers of the attempt before that can stay are not killed. They take part in the next one as they are."""
     has_survivors: bool = False
     """The same on any node of the attempt."""
+    copies_to: CopyAddress | None = None
+    """Where the node copies what its ranks commit, and their files; None: nowhere."""
     peers: tuple[CopyAddress, ...] = ()
     """Where other agents have files of RAYLAUNCH_FAST_DIR, which this node may need; empty: nobody has any."""
     awaits_files: bool = False
     """The workers wait until their node has its files. The agent sets this."""
-    awaits_commit: bool = False
-    """The script is known to use `State`: the workers wait for `AnnounceCommit`, even if this node holds nothing."""
+    lost: tuple[CopyAddress, ...] = ()
+    """Where subreapers of killed agents may have parts of commits. The node asks them; it has rank 0."""
 
     @property
     def attempt(self) -> int:
@@ -93,8 +95,8 @@ class ProposeCheckpoint:
     step: int
     expected: bool = False
     """All workers of an earlier attempt have asked: one that has not yet is waited for."""
-    is_copied: bool = False
-    """A node leaves after that step: what workers commit by `State` is copied first."""
+    copies_to: CopyAddress | None = None
+    """Set if a node leaves after that step: what workers commit by `State` is copied there first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,32 +107,11 @@ class CommitCheckpoint:
     step: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnnounceCommit:
-    """Tell the attempt's workers which commit their `State` restores; None: none, since no commit is complete."""
-
-    attempt: int
-    commit: Commit | None
-    world_size: int = 0
-    """Workers in the world in which it was written; 0: there is no commit."""
-    kept: Commit | None = None
-    """What must not be freed until a newer commit is on two hosts; None: only what is restored must not."""
-    fetches: tuple[tuple[int, CopyAddress], ...] = ()
-    """The parts that the node lacks, and where it gets them, before it tells its workers."""
-
-
 WorkerOrder = (
-    LaunchWorkers
-    | StopWorkers
-    | SignalWorkers
-    | DumpStacks
-    | OpenStore
-    | ProposeCheckpoint
-    | CommitCheckpoint
-    | AnnounceCommit
+    LaunchWorkers | StopWorkers | SignalWorkers | DumpStacks | OpenStore | ProposeCheckpoint | CommitCheckpoint
 )
 """What an agent passes on to its supervisor."""
-Order = WorkerOrder | CopyOrder | CapabilitySection
+Order = WorkerOrder | FreeMemory | CapabilitySection
 
 
 # What happens on a node.

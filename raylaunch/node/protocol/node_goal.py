@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from raylaunch.core.newtypes import NodeId
-from raylaunch.node.protocol.copy_messages import CopyTo
 from raylaunch.node.protocol.messages import LaunchWorkers, OpenStore, Order, SignalWorkers, StopWorkers, WorkerOrder
 from raylaunch.node.protocol.section import CapabilitySection
 
@@ -40,7 +39,7 @@ class NodeGoal:
 
 def _replaces(order: Order, other: Order) -> bool:
     """Return whether a node needs not carry out `other` any more if it carries out `order`."""
-    if isinstance(order, LaunchWorkers) and isinstance(other, WorkerOrder | CopyTo) and other.attempt < order.attempt:
+    if isinstance(order, LaunchWorkers) and isinstance(other, WorkerOrder) and other.attempt < order.attempt:
         return True
     if type(order) is not type(other):
         return False

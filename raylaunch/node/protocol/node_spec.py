@@ -42,6 +42,8 @@ class AgentSpec:
     """Runs instead of the job's entry point, unless it is empty: cloudpickle of (function, args, kwargs)."""
     parts: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """What begins each capability in the agent, by its name: `Capability.agent`."""
+    copy_secret: str = field(default="", repr=False)
+    """What agents of the run say to each other when they copy commits and files."""
     state_secret: str = field(default="", repr=False)
     """By it an agent finds what one of the run that was killed on its host has left; `""`: there cannot be one."""
     node: NodeId = NO_NODE

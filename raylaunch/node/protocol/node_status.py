@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from raylaunch.core.machine.observe import WorkersStatus
 from raylaunch.core.newtypes import HostId, assert_never
-from raylaunch.node.protocol.copy_messages import CopiesServed, CopyFailed, CopyReport
+from raylaunch.node.protocol.copy_messages import CopyReport, CopyWarning, HoldingStatus
 from raylaunch.node.protocol.messages import (
     ManifestChanged,
     Ready,
@@ -32,6 +32,8 @@ class AgentReady:
     ready: Ready
     interface_env: dict[str, str] = field(default_factory=dict)
     """The variables that the node's workers get in a world of several hosts, so that other hosts can reach them."""
+    copies_port: int = 0
+    """Where the agent gives parts of commits and files to other nodes, and takes copies of theirs; 0: nowhere."""
     threads: str = ""
     """OMP_NUM_THREADS of its workers in all attempts; `""`: it is not set, or depends on the attempt."""
 
@@ -57,7 +59,7 @@ class NodeStatus:
     stores: tuple[StoreStatus, ...] = ()
     """One for each attempt whose store this node was told to open, except attempts before its workers' attempt."""
     proposed: StepProposed | None = None
-    copies: CopiesServed | None = None
+    holding: HoldingStatus = field(default_factory=HoldingStatus)
     sections: dict[str, bytes] = field(default_factory=dict)
     """What each capability tells, by its name."""
     warnings: tuple[str, ...] = ()
@@ -76,9 +78,9 @@ class NodeStatus:
                 return replace(changed, proposed=event)
             case CapabilitySection():
                 return replace(changed, sections=self.sections | {event.capability: event.body})
-            case CopiesServed():
-                return replace(changed, copies=event)
-            case ManifestChanged(why=why) | CopyFailed(why=why):
+            case HoldingStatus():
+                return replace(changed, holding=event)
+            case ManifestChanged(why=why) | CopyWarning(why=why):
                 if not why or why in self.warnings:
                     return self
                 return replace(changed, warnings=(*self.warnings, why)[-_MOST_WARNINGS:])

@@ -24,6 +24,8 @@ from raylaunch.node.state.memory_file import MemoryFile
 from raylaunch.node.state.part_server import PartServer
 from raylaunch.node.state.state_files import StateFiles
 
+_PART = re.compile(r"\d+ \d+")
+"""The name of a memory file in the store: rank and index."""
 KEEP_SECONDS = 60.0
 """How long a subreaper waits for another agent after its own was killed."""
 _LOOK_SECONDS = 0.5
@@ -35,7 +37,7 @@ def serve(fds: Mapping[str, int]) -> PartServer | None:
     files = StateFiles("", 0, FastDir())
     with contextlib.suppress(OSError, RuntimeError):  # no descriptors or threads are left
         for name, fd in fds.items():
-            if re.fullmatch(r"\d+ \d+", name):
+            if _PART.fullmatch(name):
                 rank, index = map(int, name.split())
                 files.add((rank, index), MemoryFile(os.dup(fd)))
         for name in fds:
@@ -58,7 +60,7 @@ def wait_for_heir(fds: Mapping[str, int], seconds: float = KEEP_SECONDS) -> None
         return
     path = f"/proc/self/fd/{folder}"
     lock = os.path.join(path, scratch.AGENT_LOCK)
-    if len(fds) > 1 or any(files for base, _, files in os.walk(path) if base != path):
+    if any(map(_PART.fullmatch, fds)) or any(files for base, _, files in os.walk(path) if base != path):
         while os.fstat(folder).st_nlink and (time.monotonic() < deadline or scratch.is_locked(lock)):
             time.sleep(_LOOK_SECONDS)
     fcntl.flock(folder, fcntl.LOCK_UN)

@@ -1,7 +1,7 @@
 """Where other agents of the run leave copies of parts of commits and of files, and get those that this node has.
 
-The agent has a server from the time on that its node has something. If the agent was killed, its subreaper serves what
-is left in its place (`inheritance`).
+Each agent has a server as long as the run lasts. If the agent was killed, its subreaper serves in its place what is
+left (`inheritance`).
 """
 
 from __future__ import annotations

@@ -11,13 +11,14 @@ import contextlib
 import json
 import select
 import socket
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
-from raylaunch.core.machine.commits import Commit, HeldCommit, NodeMemory
+import msgspec
+
+from raylaunch.core.machine.commits import Commit, HeldCommit, NodeMemory, RestoreOrder
 from raylaunch.core.newtypes import NodeId
 from raylaunch.core.placement.environment import Assignment
 from raylaunch.node.protocol import wire
-from raylaunch.node.protocol.messages import AnnounceCommit
 from raylaunch.node.state.checkpoint_writes import CheckpointWrites, LastWrite
 from raylaunch.node.state.fast_dir import FastDir
 from raylaunch.node.state.fd_store import FdStoreClient
@@ -63,7 +64,11 @@ class StateMemory:
         self._has_adopted = False
         self._assignment: Assignment | None = None
         #: What was chosen for the attempt; None: not yet.
-        self._chosen: AnnounceCommit | None = None
+        self._chosen: RestoreOrder | None = None
+        #: Whether all workers of the attempt are there, and survivors have left the last one.
+        self.is_final = False
+        #: Takes what the ranks restore, as JSON; of "", returns what they choose from.
+        self.on_restore: Callable[[str], str] = lambda _: ""
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind("")  # the kernel chooses an abstract name (unix(7), autobind)
         self._listener.listen(_BACKLOG)
@@ -86,7 +91,7 @@ class StateMemory:
         """Begin an attempt with the ranks of this assignment."""
         self.adopt()
         self._assignment = assignment
-        self._chosen = None
+        self._chosen, self.is_final = None, False
         for field in (fields.RESTORE_DECIDED, fields.COPYING, fields.COPIED_STEPS):
             self._page.numbers[field] = 0
         self._writes.begin(self._for_disk())
@@ -109,16 +114,6 @@ class StateMemory:
         """
         return self.files.held()
 
-    def forked(self, attempt: int, *, awaits_commit: bool) -> tuple[HeldCommit, ...]:
-        """Return what the node holds when the workers of the attempt are forked: now that is final.
-
-        `awaits_commit`: the script is known to use `State`. If it is not, there is nothing to wait for.
-        """
-        held = self.held()
-        if not held and not awaits_commit:
-            self.announce(AnnounceCommit(attempt=attempt, commit=None))
-        return held
-
     def usage(self, node: NodeId) -> NodeMemory:
         """Return what this node holds."""
         own, copies = self.files.usage()
@@ -126,17 +121,16 @@ class StateMemory:
             node=node, own=own, copies=copies, files=self.files.folder.own_bytes, disk_seconds=self._writes.longest
         )
 
-    def announce(self, order: AnnounceCommit) -> None:
+    def announce(self, order: RestoreOrder) -> None:
         """Tell the workers of the attempt what to restore. The node has what they need."""
-        if self._assignment is None or order.attempt != self._assignment.attempt:
-            return
+        assert self._assignment is not None
         numbers = self._page.numbers
         for commit, first in ((order.commit, fields.RESTORE_ATTEMPT), (order.kept, fields.KEPT_ATTEMPT)):
             numbers[first] = commit.attempt if commit is not None else 0
             numbers[first + 1] = commit.steps if commit is not None else 0
         numbers[fields.RESTORE_WORLD_SIZE] = order.world_size
         self._chosen = order
-        numbers[fields.RESTORE_DECIDED] = order.attempt
+        numbers[fields.RESTORE_DECIDED] = self._assignment.attempt
 
     def file_to_complete(self, rank: int, dead: Collection[int]) -> tuple[MemoryFile | None, int]:
         """Return the file in which this surviving rank may complete a light commit, and the newest useful commit.
@@ -259,6 +253,10 @@ class StateMemory:
                 return False
             if request.rank not in self._assignment.ranks or request.index not in range(OWN_BUFFERS):
                 return False
+            if request.asks_held or request.order:
+                note = self.on_restore(request.order) if self.is_final else ""
+                worker.send(json.dumps({"error": "", "note": note}).encode())
+                return True
             wants_part = request.part != buffer_client.NO_PART
             refused = self._reserve(request) if request.bytes and not wants_part else ""
             file = self._part(request.part) if wants_part else self.files.get((request.rank, request.index))
@@ -267,7 +265,7 @@ class StateMemory:
                 self._writes.write(self._for_disk(), self._assignment.nproc)
             answer = json.dumps({"error": refused, "note": self.files.why}).encode()
             socket.send_fds(worker, [answer], [file.fd] if file is not None and not refused else [])
-        except OSError:
+        except (OSError, msgspec.MsgspecError):
             return False
         return True
 

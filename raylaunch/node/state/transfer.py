@@ -27,9 +27,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from raylaunch.core.decoding import prepare
-from raylaunch.core.machine.commits import HeldCommit
+from raylaunch.core.machine.commits import CopyAddress, HeldCommit
 from raylaunch.core.text import printable
-from raylaunch.node.protocol.copy_messages import CopyAddress
 from raylaunch.node.state.fast_dir import FilesOwner, FileStamp
 from raylaunch.node.state.memory_file import MemoryFile
 from raylaunch.worker.state.commit_buffer import HEADER_BYTES, CommitHeader
@@ -87,11 +86,11 @@ class TornError(OSError):
 
 
 @contextlib.contextmanager
-def connection(address: CopyAddress, *, seconds: float = TIMEOUT) -> Iterator[socket.socket]:
+def connection(address: CopyAddress, secret: str, *, seconds: float = TIMEOUT) -> Iterator[socket.socket]:
     """Connect to an agent, and say hello. Raises OSError, also where it does not answer for `seconds`."""
     with socket.create_connection((address.host, address.port), timeout=seconds) as line:
         line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        line.sendall(f"{address.secret} copies\n".encode())
+        line.sendall(f"{secret} copies\n".encode())
         if line.recv(1) != ADMITTED:
             msg = "the other agent does not admit the connection"
             raise ConnectionError(msg)

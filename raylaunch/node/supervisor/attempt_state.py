@@ -44,8 +44,6 @@ class AttemptState:
     assignment: Assignment
     workers: tuple[WorkerSpec, ...] = ()
     """By local rank."""
-    awaits_commit: bool = False
-    """Whether the driver says what the workers restore, even if this node holds nothing."""
     pids: tuple[int, ...] = ()
     """Process ids by local rank, once the workers are forked."""
     ends: dict[int, int] = field(default_factory=dict)

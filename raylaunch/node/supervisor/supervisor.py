@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 from raylaunch.core.job.job import StartMethod
-from raylaunch.core.machine.commits import HeldCommit
 from raylaunch.core.machine.observe import WorkersStatus
 from raylaunch.core.monitoring.heartbeat import Heartbeat
 from raylaunch.core.newtypes import assert_never
@@ -19,7 +18,6 @@ from raylaunch.node.linux.oom import OomKills
 from raylaunch.node.protocol import forkserver_messages, lease_page, messages, wire
 from raylaunch.node.protocol.import_manifest import ImportManifest
 from raylaunch.node.protocol.messages import (
-    AnnounceCommit,
     CommitCheckpoint,
     DumpStacks,
     LaunchWorkers,
@@ -136,8 +134,6 @@ class Supervisor:
                 self._send(self.spec.store(order.attempt, port=0))
             case ProposeCheckpoint() | CommitCheckpoint():
                 self._poller.handle_checkpoint(order, self.attempt_state)
-            case AnnounceCommit():
-                self.state.announce(order)
             case _:
                 assert_never(order)
 
@@ -150,7 +146,7 @@ class Supervisor:
         self._poller.checkpoint.drop()
         if self.attempt_state is not None:
             self.attempt_state.close()
-        self.attempt_state = AttemptState(assignment, workers, awaits_commit=order.awaits_commit)
+        self.attempt_state = AttemptState(assignment, workers)
         self.state.begin(assignment)
         self._send(start)
         self._oom_kills.reset()
@@ -309,19 +305,11 @@ class Supervisor:
             state.late_failures.append(failure)
 
     def _forked(self, event: forkserver_messages.WorkersForked) -> None:
-        state, awaits_commit = self.attempt_state, False
-        held: tuple[HeldCommit, ...] = ()
+        state = self.attempt_state
         if state is not None and state.attempt == event.attempt:
-            state.pids, awaits_commit = event.pids, state.awaits_commit
-            held = self.state.forked(event.attempt, awaits_commit=awaits_commit)
-        self._tell(
-            event.attempt,
-            pids=event.pids,
-            timings=event.timings,
-            held=held,
-            stayed=event.stayed,
-            awaits_commit=awaits_commit,
-        )
+            state.pids = event.pids
+            self.state.is_final = True
+        self._tell(event.attempt, pids=event.pids, timings=event.timings, stayed=event.stayed)
 
     def _gone(self, attempt: int) -> None:
         state = self.attempt_state

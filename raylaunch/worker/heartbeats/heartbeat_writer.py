@@ -195,11 +195,11 @@ class HeartbeatWriter:
         self._write_busy()
 
     def commit_to_restore(self) -> tuple[Commit, int] | None:
-        """Return what `State` restores in this attempt: the commit that the driver has chosen; None: there is none.
+        """Return what `State` restores in this attempt: the commit that the ranks have chosen; None: there is none.
 
         The number is the size of the world in which the commit was written, and so the number of its parts. The parts
-        that this node needs are there when this returns. Waits for the choice, which follows when all workers of the
-        world are forked.
+        that this node needs are there when this returns. Waits for the choice, which the first rank of the node
+        tells the agent.
         """
         numbers = self._numbers
         while numbers is not None and numbers[shared_page.RESTORE_DECIDED] != numbers[shared_page.ATTEMPT]:

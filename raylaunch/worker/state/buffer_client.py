@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass, fields
 
 ADDRESS_VARIABLE = "RAYLAUNCH_STATE"
 """In a worker's environment: the abstract name of the agent's socket (unix(7)), without its first byte."""
-MESSAGE_BYTES = 65536
+MESSAGE_BYTES = 1 << 18
+"""More than the kernel lets pass."""
 NO_PART = -1
 """In a request: that for a buffer."""
 WHOLE_PART = -2
@@ -20,7 +21,7 @@ _SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A worker asks for one of its buffers, or for a part of the commit to restore."""
+    """A worker asks for one of its buffers, for a part of the commit to restore, or for what the node holds."""
 
     attempt: int
     rank: int
@@ -40,13 +41,17 @@ class Request:
     """How many checkpoints stay in that folder."""
     write: int = 0
     """1: the buffer is sealed, and to be written to disk as soon as the buffers of the node's ranks all are."""
+    asks_held: int = 0
+    """1: for what the node holds, and lost ones, which is the note: `Holder`s as JSON, or "", if that may change."""
+    order: str = ""
+    """What the node's ranks restore, a `RestoreOrder` as JSON; "": it asks for something."""
 
 
 def parse(data: bytes) -> Request | None:
     """Return the request; None: it is none."""
     try:
         found = json.loads(data)
-        if all(type(found[field.name]) is (str if field.name == "folder" else int) for field in fields(Request)):
+        if all(type(found[field.name]).__name__ == field.type for field in fields(Request)):
             return Request(**found)
     except (ValueError, TypeError, KeyError):
         pass

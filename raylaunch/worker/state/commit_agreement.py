@@ -99,7 +99,7 @@ class CommitAgreement:
         store, key = self._connected(), f"{self._prefix}/same/{name}"
         store.add(key, value)
         store.add(f"{key}/count", 1)
-        self._await(f"{key}/count", self._world_size, what)
+        self._await(f"{key}/count", self._world_size, self._ranks_that(what))
         return bool(store.add(key, 0) == self._world_size * value)
 
     def agree(self, name: str, value: Callable[[], str]) -> str:
@@ -111,6 +111,26 @@ class CommitAgreement:
             self._connected().set(key, value())
         return str(self._connected().get(key).decode())
 
+    def exchange(self, node: int, nodes: int, word: str, answers: Callable[[list[str]], list[str]]) -> str:
+        """Return what rank 0 answers to a node: `answers` makes one for each, of the words of all in their order.
+
+        The first rank of each node must ask, once.
+        """
+        if nodes == 1:
+            return answers([word])[0]
+        store, words, answered = self._connected(), f"{self._prefix}/words", f"{self._prefix}/answers"
+        what = f"{{missing}} of {nodes} nodes have not come there"
+        store.set(f"{words}/{node}", word)
+        store.add(words, 1)
+        if self._rank == 0:
+            self._await(words, nodes, what, "restore")
+            found = [store.get(f"{words}/{number}").decode() for number in range(nodes)]
+            for number, text in enumerate(answers(found)):
+                store.set(f"{answered}/{number}", text)
+            store.add(answered, 1)
+        self._await(answered, 1, what.format(missing="some"), "restore")
+        return str(store.get(f"{answered}/{node}").decode())
+
     def has_all(self) -> bool:
         """Return whether all ranks have the first commit, which this rank has made."""
         return self._world_size == 1 or self._connected().add(f"{self._prefix}/count/1", 0) >= self._world_size
@@ -120,14 +140,19 @@ class CommitAgreement:
         if number == 0 or self._world_size == 1:
             return self._proposed.get(number, Proposal())
         wanted = self._world_size * ((number + 1) // _SLOTS)
-        self._await(f"{self._prefix}/count/{number % _SLOTS}", wanted, "have not made the commit before")
+        self._await(
+            f"{self._prefix}/count/{number % _SLOTS}", wanted, self._ranks_that("have not made the commit before")
+        )
         store = self._connected()
         words = store.get(f"{self._prefix}/proposal/{number % _SLOTS}").split()
         interval, to_disk, is_kept, light_interval = map(int, words)
         return Proposal(interval, bool(to_disk), bool(is_kept), light_interval)
 
-    def _await(self, key: str, wanted: int, what: str) -> None:
-        """Wait until a counter has this value. After a while, print `what` the missing ranks have not done."""
+    def _ranks_that(self, what: str) -> str:
+        return f"{{missing}} of {self._world_size} ranks {what}; every rank must commit the same steps"
+
+    def _await(self, key: str, wanted: int, why: str, function: str = "commit") -> None:
+        """Wait until a counter has this value. After a while, print `why`, in which `missing` is what it lacks."""
         store = self._connected()
         began, pause, told = monotonic(), _POLL_SECONDS[0], False
         while (having := store.add(key, 0)) < wanted:
@@ -137,8 +162,8 @@ class CommitAgreement:
             if not told and monotonic() - began > _PATIENCE:
                 told = True
                 print(
-                    f"raylaunch: rank {self._rank} waits in `State.commit`, since {wanted - having} of "
-                    f"{self._world_size} ranks {what}; every rank must commit the same steps",
+                    f"raylaunch: rank {self._rank} waits in `State.{function}`, since "
+                    f"{why.format(missing=wanted - having)}",
                     file=sys.stderr,
                     flush=True,
                 )

@@ -262,8 +262,8 @@ class State:
         seconds = unsealed.copies.finish()  # a wait for the device, besides, which commits have not caused
         began = perf_counter()
         if unsealed.copies.is_running:
-            for check in rank_commits.before_seal:
-                check()
+            for survivor in rank_commits.survivors:
+                survivor.leave_if_ordered()
         held = self._rank.identify(unsealed.completed, unsealed.found)
         self._committed = unsealed.completed
         self._rank.buffers.seal(held, unsealed.found, self._rank.token, unsealed.interval)
@@ -310,7 +310,7 @@ class State:
 
 
 def let_torch_abort_nothing() -> None:
-    """Let torch end this process after an error of NCCL, and abort nothing before: see `rank_commits.before_seal`.
+    """Let torch end this process after an error of NCCL, and abort nothing before: see `rank_commits.survivors`.
 
     It has effect for groups that are made later. torchrun and raylaunch set 1 (TearDown), torch's own default is 3
     (SkipCleanUp); see ProcessGroupNCCL.hpp.

@@ -6,7 +6,7 @@ import json
 import os
 import secrets
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib import import_module
 from time import monotonic, sleep
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from raylaunch.core.machine.commits import Commit, HeldCommit
 from raylaunch.worker.heartbeats import shared_page, slot_owner
 from raylaunch.worker.heartbeats.heartbeat_writer import HeartbeatWriter
-from raylaunch.worker.state import buffer_client, shared_tensors
+from raylaunch.worker.state import buffer_client, restore_choice, shared_tensors
 from raylaunch.worker.state.checkpoints import checksums
 from raylaunch.worker.state.checkpoints.durable_folder import DurableFolder
 from raylaunch.worker.state.checkpoints.durable_rounds import DurableRounds
@@ -33,24 +33,31 @@ if TYPE_CHECKING:
     from raylaunch.worker.state.checkpoints.resharded import Resharded
 
 
-on_common_commit: list[Callable[[], None]] = []
-"""Called in each attempt when this rank knows that all ranks have a commit in common."""
+class _StayingProcess(Protocol):
+    """What a process that can stay when others die does in between; see `survivors.survivor`."""
 
-before_seal: list[Callable[[], None]] = []
-"""Called before a commit of CUDA tensors is sealed. Raises an exception where they may be garbage.
+    def announce(self) -> None:
+        """All ranks have a commit in common. Called once in each attempt."""
 
-They may be from when NCCL's communicators are aborted: kernels that wait for a rank that is gone end without an error
-then, and what is queued behind them goes on with what they leave.
-"""
+    def leave_if_ordered(self) -> None:
+        """Raise an exception before a commit of CUDA tensors is sealed that may be garbage.
+
+        They may be from when NCCL's communicators are aborted: kernels that wait for a rank that is gone end without an
+        error then, and what is queued behind them goes on with what they leave.
+        """
+
+    def commit_light(self, buffers: RankBuffers, held: HeldCommit, found: Snapshot, interval: int) -> bool:
+        """Make a light commit, if that is of use; see `survivors.light_commits`."""
+
+    def live(self, commit: Commit) -> dict[int, Any]:
+        """Return the tensors of a light commit that this process has, by their places."""
+
+    def explains(self, error: BaseException) -> bool:
+        """Return whether another attempt begins, which may have caused the error."""
 
 
-class _CommitsLight(Protocol):
-    def commit(self, buffers: RankBuffers, held: HeldCommit, found: Snapshot, interval: int) -> bool: ...
-    def live(self, commit: Commit) -> dict[int, Any]: ...
-
-
-light_commits: list[_CommitsLight] = []
-"""What makes light commits (see `survivors.light_commits`), where this process can stay when others die."""
+survivors: list[_StayingProcess] = []
+"""This process, while it can stay when others die: one at most."""
 
 _COPY_SECONDS, _FIRST_COPY_SECONDS = 60.0, 10.0
 """How long the last commit before a planned change may take to be copied, if others were copied before, or none was."""
@@ -96,7 +103,7 @@ class RankCommits:
 
     def find_common(self) -> None:
         """Look whether all ranks have the first commit, if somebody wants to know."""
-        if on_common_commit and not self._has_first and self.number and self.agreement.has_all():
+        if survivors and not self._has_first and self.number and self.agreement.has_all():
             self._has_first = True
             self.tell_common()
 
@@ -104,11 +111,11 @@ class RankCommits:
         """Say that all ranks have a commit in common, once."""
         if not self._is_common:
             self._is_common = True
-            for tell in on_common_commit:
-                tell()
+            for each in survivors:
+                each.announce()
 
     def begin(self, writer: HeartbeatWriter) -> None:
-        """Wait until the driver has chosen what to restore. Called again, do nothing.
+        """Choose with all ranks what to restore, and wait until the node has it. Called again, do nothing.
 
         Raises RuntimeError if this process has begun another one in this attempt: both would write the same buffers.
         """
@@ -125,8 +132,11 @@ class RankCommits:
         local_rank, nodes = _number("LOCAL_RANK", 0), _number("GROUP_WORLD_SIZE", 1)
         sharers = range(rank - local_rank, rank - local_rank + _number("LOCAL_WORLD_SIZE", 1))
         self._attempt = attempt
-        self._chosen, self._old_size = writer.commit_to_restore() or (None, 0)
+        self.agreement = CommitAgreement(rank, self._world_size, writer.record_alive)
         has_agent = shared_page.PAGE_VARIABLE in os.environ
+        if has_agent and local_rank == 0:
+            restore_choice.agree(self.agreement, writer.record_alive, attempt, self._world_size, rank, nodes)
+        self._chosen, self._old_size = writer.commit_to_restore() or (None, 0)
         ask = buffer_client.ask if has_agent or self._folder is None else without_agent().OwnFiles(self._folder).ask
         self.copies = CopyRounds(writer.commit_to_keep(), local_rank, nodes)
         self.buffers = RankBuffers(
@@ -138,7 +148,6 @@ class RankCommits:
             copies=self.copies,
             ask=ask,
         )
-        self.agreement = CommitAgreement(rank, self._world_size, writer.record_alive)
         if self._folder is not None:
             if rank == 0:
                 self._folder.claim(self)
@@ -165,7 +174,7 @@ class RankCommits:
         buffer = self._part(rank)
         self.restored_interval = buffer.header.interval
         held = buffer.header.held()
-        live = {offset: one for each in light_commits for offset, one in each.live(self._chosen).items()}
+        live = {offset: one for each in survivors for offset, one in each.live(self._chosen).items()}
         if held is not None and held.light:
             return Restored(buffer, (), [self._part(buffer_client.WHOLE_PART)], live)
         sharing = {one: self._part(one) for one in (held.sharing if held is not None else ())}
@@ -295,8 +304,8 @@ class RankCommits:
             return False
         is_made = False
         try:
-            for each in light_commits:
-                is_made |= each.commit(self.buffers, self._named(completed, found), found, interval)
+            for each in survivors:
+                is_made |= each.commit_light(self.buffers, self._named(completed, found), found, interval)
         except MemoryError as error:
             self._has_room = False
             print(f"raylaunch: there are no light commits: {error}", file=sys.stderr, flush=True)
@@ -305,7 +314,7 @@ class RankCommits:
     @property
     def makes_light(self) -> bool:
         """Whether a light commit can be of use: survivors have what it lacks, and all ranks have a whole commit."""
-        return bool(light_commits) and self._has_first and self._shares and self._has_room
+        return bool(survivors) and self._has_first and self._shares and self._has_room
 
     def _share_no_more(self, dropped: Commit | None = None) -> None:
         """Let each rank copy all of its tensors from now on, since tensors that should be equal are not."""

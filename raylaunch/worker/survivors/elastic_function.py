@@ -20,8 +20,6 @@ P = ParamSpec("P")
 Result = TypeVar("Result")
 
 _made = MadeGroups()
-_active: list[Survivor] = []
-"""The survivor whose function is running; at most one."""
 
 
 def watch() -> None:
@@ -64,7 +62,7 @@ def elastic(
 
 def explains(error: BaseException) -> bool:
     """Return whether the elastic function that is running should let this exception pass: another attempt begins."""
-    return bool(_active) and _active[0].explains(error)
+    return any(survivor.explains(error) for survivor in rank_commits.survivors)
 
 
 def _decorated(function: Callable[P, Result], backend: str | None) -> Callable[P, Result]:
@@ -72,7 +70,7 @@ def _decorated(function: Callable[P, Result], backend: str | None) -> Callable[P
     def call(*args: P.args, **kwargs: P.kwargs) -> Result:
         writer = slot_owner.current_writer()
         is_main = threading.current_thread() is threading.main_thread()
-        if _active or writer is None or not is_main or not survivor_link.is_known():
+        if rank_commits.survivors or writer is None or not is_main or not survivor_link.is_known():
             return function(*args, **kwargs)
         return _run(lambda: function(*args, **kwargs), backend, writer)
 
@@ -88,10 +86,7 @@ def _run(function: Callable[[], Result], backend: str | None, writer: HeartbeatW
         return function()
     light = LightCommits()
     survivor = Survivor(_made, writer, light)
-    _active.append(survivor)
-    rank_commits.on_common_commit.append(survivor.announce)
-    rank_commits.light_commits.append(light)
-    rank_commits.before_seal.append(survivor.leave_if_ordered)
+    rank_commits.survivors.append(survivor)
     try:
         while True:
             done, value = _attempt(function, survivor)
@@ -99,11 +94,8 @@ def _run(function: Callable[[], Result], backend: str | None, writer: HeartbeatW
                 return value  # type: ignore[return-value]
             survivor.rejoin(backend)
     finally:
-        rank_commits.on_common_commit.remove(survivor.announce)
-        rank_commits.light_commits.remove(light)
-        rank_commits.before_seal.remove(survivor.leave_if_ordered)
+        rank_commits.survivors.remove(survivor)
         light.close()
-        _active.remove(survivor)
         survivor.close()
 
 

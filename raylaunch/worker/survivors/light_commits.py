@@ -100,8 +100,8 @@ class LightCommits:
         buffer.write_pickle(found.pickled, tensors=found.tensor_bytes)
         _copy(found.tensors, buffer)
         held = replace(held, light=True, digest=_digest(found, held))  # waits for a device
-        for check in () if found.shared[0][1].is_cpu else rank_commits.before_seal:
-            check()
+        for survivor in () if found.shared[0][1].is_cpu else rank_commits.survivors:
+            survivor.leave_if_ordered()
         _seal(buffer, held, found, interval)
         self._last = _KeptCommit(buffer, held, found, _versions(found), weakref.ref(buffers))
         return True

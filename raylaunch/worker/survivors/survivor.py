@@ -9,15 +9,18 @@ import threading
 from collections.abc import Callable, Iterator
 from time import monotonic, sleep
 from types import FrameType
-from typing import Final
+from typing import Any, Final
 
 from raylaunch.core.failures.failure import is_of_lost_peer
+from raylaunch.core.machine.commits import Commit, HeldCommit
 from raylaunch.worker import torch_internals
 from raylaunch.worker.heartbeats import slot_owner
 from raylaunch.worker.heartbeats.heartbeat_writer import HeartbeatWriter
 from raylaunch.worker.runtime import files_wait, output_order, process_setup, tcpstore_patch
 from raylaunch.worker.runtime.staleness import ImportedFiles
 from raylaunch.worker.state.device_copies import device_modules
+from raylaunch.worker.state.rank_buffers import RankBuffers
+from raylaunch.worker.state.snapshots.snapshot import Snapshot
 from raylaunch.worker.survivors import survivor_link
 from raylaunch.worker.survivors.broken_collectives import break_collectives
 from raylaunch.worker.survivors.light_commits import LightCommits
@@ -134,6 +137,14 @@ class Survivor:
         """Raise WorldChanged if another attempt begins: then collectives may have ended that had no result."""
         if self._is_ordered():
             raise WorldChanged
+
+    def commit_light(self, buffers: RankBuffers, held: HeldCommit, found: Snapshot, interval: int) -> bool:
+        """Make a light commit; see `LightCommits.commit`."""
+        return self._light.commit(buffers, held, found, interval)
+
+    def live(self, commit: Commit) -> dict[int, Any]:
+        """Return the tensors of a light commit; see `LightCommits.live`."""
+        return self._light.live(commit)
 
     def explains(self, error: BaseException) -> bool:
         """Return whether another attempt begins. If a lost peer may have caused the error, wait for word of it."""

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from raylaunch.cluster.driver.copy_ring import CopyRing, KnownCopies, over, targets
-from raylaunch.core.machine.commits import Commit, PartFetch, RestoreCommit
+from raylaunch.cluster.driver.copy_ring import CopyRing, over, targets
+from raylaunch.cluster.driver.node_registry import NodeRegistry
+from raylaunch.cluster.fleet_api import AgentLost
+from raylaunch.core.machine.commits import CopyAddress
 from raylaunch.core.placement.environment import Member
-from raylaunch.node.protocol.copy_messages import CopiesServed, CopyTo, ServeCopies
+from raylaunch.node.protocol.copy_messages import HoldingStatus
+from raylaunch.node.protocol.messages import Ready
+from raylaunch.node.protocol.node_status import AgentReady, NodeStatus
+
+READY = Ready(start_method="forkserver", why=(), torch=True, pid=1)
 
 
 def machine_of(*members: Member) -> SimpleNamespace:
@@ -43,70 +49,52 @@ def test_before_nodes_of_the_only_host_go_each_one_copies_to_another_one_that_st
     assert targets(world[:1], {"a"}) == {}
 
 
-class Sent:
-    def __init__(self) -> None:
-        self.orders: list[tuple[str, CopyTo | ServeCopies]] = []
-
-    def send(self, node: str, order: CopyTo | ServeCopies) -> None:
-        self.orders.append((node, order))
-
-    def take(self) -> list[tuple[str, str | None]]:
-        """Return where nodes are told to copy to; None: they are to wait for that; "": to serve copies."""
-        found, self.orders = self.orders, []
-        return [(node, _target(order)) for node, order in found]
+def ring_of(machine: SimpleNamespace) -> tuple[CopyRing, NodeRegistry]:
+    nodes = NodeRegistry(5.0, None)
+    return CopyRing(machine, nodes), nodes
 
 
-def _target(order: CopyTo | ServeCopies) -> str | None:
-    if isinstance(order, ServeCopies):
-        return ""
-    return order.target.node if order.target is not None else None
+def told(nodes: NodeRegistry, *names: str, has_files: bool = False) -> None:
+    """Nodes say that they are up, and give and take copies at ports 1, 2, 3, ..."""
+    for number, node in enumerate(names):
+        up = AgentReady(host="", address="10.0.0.1", nproc=1, ready=READY, copies_port=number + 1)
+        nodes.told(node, NodeStatus(up=up, holding=HoldingStatus(has_files=has_files)))
 
 
-def test_nodes_are_told_as_soon_as_their_target_is_known_and_again_when_it_changes():
-    machine = machine_of(member("a", "1"), member("b", "2"), member("c", "3"))
-    fleet = Sent()
-    ring = CopyRing(machine, fleet, KnownCopies())
-    ring.launched()
-    assert (ring.known.has_state, fleet.take()) == (False, [])
-    for number, node in enumerate("abc"):
-        ring.served(node, CopiesServed(host="h", port=number, secret="s"))
-    assert (ring.known.has_state, fleet.take()) == (True, [("c", "a"), ("a", "b"), ("b", "c")])
-    ring.renew()
-    assert fleet.take() == []
+def names(found: dict[str, CopyAddress]) -> dict[str, str]:
+    return {node: target.node for node, target in found.items()}
+
+
+def test_the_nodes_of_an_attempt_copy_to_those_whose_address_is_known():
+    world = [member("a", "1"), member("b", "2"), member("c", "3")]
+    machine = machine_of(*world)
+    ring, nodes = ring_of(machine)
+    assert ring.targets(world) == {}
+    told(nodes, "a", "b")
+    assert names(ring.targets(world)) == {"a": "b", "c": "a"}
+    assert ring.targets(world)["a"] == CopyAddress(node="b", host="10.0.0.1", port=2)
+    told(nodes, "a", "b", "c")
     machine.leaving = {"b"}
-    ring.renew()
-    assert fleet.take() == [("a", "c")]
-    machine.attempt = 2
-    ring.launched()
-    assert len(fleet.take()) == 3
+    assert names(ring.targets(world)) == {"a": "c", "b": "c", "c": "a"}
 
 
-def test_nodes_that_all_leave_copy_to_those_that_replace_them_as_soon_as_these_serve():
-    """Until then they copy nothing: a copy on a node that leaves would count as one."""
-    machine = machine_of(member("a", "1"), member("b", "2"))
-    fleet = Sent()
-    ring = CopyRing(machine, fleet, KnownCopies())
-    for number, node in enumerate("ab"):
-        ring.served(node, CopiesServed(host="h", port=number, secret="s"))
-    assert fleet.take() == [("b", "a"), ("a", "b")]
-    machine.leaving, machine.world.replacements = {"a", "b"}, ("c",)
-    ring.renew()
-    assert fleet.take() == [("c", ""), ("a", None), ("c", ""), ("b", None)]
-    ring.renew()
-    assert fleet.take() == []
-    ring.served("c", CopiesServed(host="h", port=3, secret="s", uses_state=False))
-    assert fleet.take() == [("a", "c"), ("b", "c")]
+def test_before_nodes_leave_all_copy_to_those_that_stay_or_to_those_that_replace_the_whole_world():
+    machine = machine_of(member("a", "1"), member("b", "2"), member("c", "3"))
+    ring, nodes = ring_of(machine)
+    told(nodes, "a", "b", "c", "d")
+    assert ring.targets_before_leaving() == {}
+    machine.leaving = {"b"}
+    assert names(ring.targets_before_leaving()) == {"a": "c", "b": "c", "c": "a"}
+    machine.leaving, machine.world.replacements = {"a", "b", "c"}, ("d",)
+    assert names(ring.targets_before_leaving()) == {"a": "d", "b": "d", "c": "d"}
 
 
-def test_a_node_that_leaves_alone_begins_to_copy_and_one_without_state_does_not():
-    machine = machine_of(member("a", "1"))
-    fleet = Sent()
-    ring = CopyRing(machine, fleet, KnownCopies())
-    machine.leaving, machine.world.replacements = {"a"}, ("b", "c")
-    ring.renew()
-    assert fleet.take() == []
-    ring.served("a", CopiesServed(host="h", port=1, secret="s"))
-    assert fleet.take() == [("b", ""), ("a", None)]
+def test_if_one_node_has_files_all_are_told_where_to_ask():
+    ring, nodes = ring_of(machine_of(member("a", "1"), member("b", "2")))
+    told(nodes, "a", "b")
+    assert ring.peers() == ()
+    told(nodes, "a", has_files=True)
+    assert {one.node for one in ring.peers()} == {"a", "b"}
 
 
 def test_several_nodes_replace_others_in_turn():
@@ -114,16 +102,13 @@ def test_several_nodes_replace_others_in_turn():
     assert over("abc", "") == {}
 
 
-def test_a_node_is_told_where_to_fetch_what_it_lacks():
-    machine = machine_of()
-    machine.nodes = {"a"}
-    ring = CopyRing(machine, Sent(), KnownCopies())
-    ring.served("a", CopiesServed(host="h", port=7, secret="s"))
-    fetches = (PartFetch(node="b", part=3, source="a"), PartFetch(node="c", part=4, source="a"))
-    action = RestoreCommit(
-        attempt=2, nodes=("a", "b", "c"), commit=Commit(1, 5), world_size=6, why="", fetches=fetches, kept=Commit(1, 5)
-    )
-    order = ring.announcement("b", action)
-    assert [(part, source.node, source.port) for part, source in order.fetches] == [(3, "a", 7)]
-    assert (order.attempt, order.commit, order.kept, order.world_size) == (2, Commit(1, 5), Commit(1, 5), 6)
-    assert ring.announcement("a", action).fetches == ()
+def test_a_few_attempts_ask_what_a_killed_agent_has_left():
+    """None asks one that was silent, which may be alive."""
+    machine = machine_of(member("a", "1"), member("b", "2"))
+    ring, nodes = ring_of(machine)
+    told(nodes, "a", "b")
+    ring.note_lost(AgentLost(node="a", why="silent", silent=True))
+    ring.note_lost(AgentLost(node="c", why="it was never up"))
+    ring.note_lost(AgentLost(node="b", why="its agent died"))
+    found = [ring.lost() for _ in range(4)]
+    assert [[(one.node, one.port, one.orphaned) for one in each] for each in found] == [[("b", 2, True)]] * 3 + [[]]

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from raylaunch.cluster.driver.copy_ring import KnownCopies
 from raylaunch.cluster.driver.driver import Driver
 from raylaunch.cluster.driver.executor import Executor
+from raylaunch.cluster.driver.node_registry import NodeRegistry
 from raylaunch.cluster.driver.progress_monitor import ProgressMonitor
 from raylaunch.core.failures.stacks import Stack
 from raylaunch.core.job.job import Entrypoint, Job
@@ -292,14 +292,15 @@ def test_workers_are_not_examined_while_none_can_hang():
 
 
 @pytest.fixture
-def silent_executor():
+def silent_executor(monkeypatch):
     """An executor whose nodes never answer."""
     fleet = FakeFleet(2)
     progress = ProgressTracker(None, auto=True)
     given_up: list[tuple[str, bool]] = []
     monitor = ProgressMonitor(progress, fleet, lambda *_: None)
-    give_up = lambda node, *, ends: given_up.append((node, ends))  # noqa: E731
-    orders = Executor(Machine(Job()), "run", fleet, monitor, give_up, KnownCopies())
+    nodes = NodeRegistry(5.0, None)
+    monkeypatch.setattr(nodes, "give_up", lambda node, *, ends: given_up.append((node, ends)))
+    orders = Executor(Machine(Job()), "run", fleet, monitor, nodes)
     return orders, fleet, progress, given_up
 
 

@@ -7,33 +7,25 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from machine_helpers import draining, failed, job, joined, lost, progressed, started, stopped
+from machine_helpers import draining, failed, job, joined, lost, started, stopped
 
 from raylaunch.core.machine.commits import (
     Commit,
     CompleteCommit,
+    CopyAddress,
     HeldCommit,
-    KnownCommits,
-    PartFetch,
-    RestoreCommit,
+    Holder,
+    RestoreOrder,
+    choose,
     fetches,
+    loss,
     lost_steps,
     newest_complete,
-    newest_of,
-    reason,
     safest,
 )
-from raylaunch.core.machine.events_and_actions import (
-    Launch,
-    RequestCheckpoint,
-    Tick,
-    WorkersStarted,
-)
+from raylaunch.core.machine.events_and_actions import Launch, RequestCheckpoint, Tick
 from raylaunch.core.machine.machine import Machine
-from raylaunch.core.machine.restoring import restore_commit
-from raylaunch.core.machine.state import World
-from raylaunch.core.newtypes import NodeId
-from raylaunch.core.placement.environment import Member
+from raylaunch.core.newtypes import HostId, NodeId
 from tests.profiles import examples
 
 
@@ -66,15 +58,17 @@ def test_a_commit_of_another_world_is_chosen_if_it_is_the_newest():
 @pytest.mark.parametrize(
     ("parts", "why"),
     [
-        ([held(0, 7), held(1, 7)], "the state after 7 steps is restored from memory"),
-        ([held(0, 1), held(1, 1)], "the state after 1 step is restored from memory"),
         ([held(0, 7)], "do not have the part of rank 1"),
         ([held(0, 7, world_size=8)], "do not have the part of rank 1, 2, 3, 4 and 3 more"),
         ([held(0, 7), held(1, 7, world_size=3)], "do not have the part of rank 1"),
     ],
 )
-def test_reason_says_what_is_restored_or_lost(parts, why):
-    assert why in reason(parts, newest_complete(parts))
+def test_what_cannot_be_restored_is_said(parts, why):
+    assert why in loss(parts, newest_complete(parts))
+
+
+def test_if_nothing_is_lost_nothing_is_said():
+    assert loss([held(0, 7), held(1, 7), held(0, 8)], CompleteCommit(Commit(1, 7), 2)) == loss([], None) == ""
 
 
 parts_of_commits = st.lists(
@@ -152,7 +146,7 @@ def test_nothing_more_is_needed_of_ranks_that_share_nothing():
 def test_a_commit_in_which_shared_tensors_differ_is_not_restored():
     parts = [*(shared(rank, 8) for rank in range(6)), *(shared(rank, 9, digest=5 + (rank == 4)) for rank in range(6))]
     assert newest_complete(parts) == CompleteCommit(Commit(1, 8), 6)
-    why = reason(parts[6:], newest_complete(parts[6:]))
+    why = loss(parts[6:], newest_complete(parts[6:]))
     assert why.endswith("parameters that DistributedDataParallel keeps equal differed between the ranks")
 
 
@@ -198,7 +192,7 @@ def test_a_light_commit_in_which_shared_tensors_differ_is_not_chosen(digest, ran
     """Of a light part, and of the one that is completed."""
     parts = [*LIGHT, completed(3)]
     assert newest_complete([one if one.rank != rank else replace(one, digest=digest) for one in parts]) is None
-    why = reason([*LIGHT, completed(3, digest=digest)], None)
+    why = loss([*LIGHT, completed(3, digest=digest)], None)
     assert why.endswith("parameters that DistributedDataParallel keeps equal differed between the ranks")
 
 
@@ -268,17 +262,14 @@ def test_a_node_that_has_only_the_light_part_of_a_survivor_fetches_the_whole_one
     there = {"a": [*LIGHT[:2], light(3)], "b": [light(2), light(3), completed(3)], "c": LIGHT[4:]}
     chosen = newest_complete(one for parts in there.values() for one in parts)
     needed = {node: chosen.parts_for(ranks, 6) for node, ranks in {"a": (0, 1), "b": (2, 3), "c": (4, 5)}.items()}
-    assert fetches(there, needed, chosen) == (
-        PartFetch(node="a", part=3, source="b"),
-        PartFetch(node="c", part=3, source="b"),
-    )
+    assert fetches(there, needed, chosen) == {"a": {"b": [3]}, "b": {}, "c": {"b": [3]}}
 
 
 def test_nothing_is_fetched_of_a_light_commit_where_each_node_has_a_survivor():
     there = {"a": [*LIGHT[:2], completed(0)], "b": [*LIGHT[2:4], completed(3)], "c": [*LIGHT[4:], completed(4)]}
     chosen = newest_complete(one for parts in there.values() for one in parts)
     needed = {node: chosen.parts_for(ranks, 6) for node, ranks in {"a": (0, 1), "b": (2, 3), "c": (4, 5)}.items()}
-    assert fetches(there, needed, chosen) == ()
+    assert fetches(there, needed, chosen) == {"a": {}, "b": {}, "c": {}}
 
 
 def test_light_parts_make_no_commit_safe():
@@ -304,7 +295,7 @@ def test_light_parts_make_no_commit_safe():
 def test_what_cannot_be_restored_is_what_is_not_light_if_there_is_such_a_commit(parts, steps, ranks):
     assert newest_complete(parts) is None
     why = f"after {steps} steps cannot be restored from memory: the nodes that are left do not have the part of rank"
-    assert reason(parts, None).endswith(f"{why} {ranks}")
+    assert loss(parts, None).endswith(f"{why} {ranks}")
 
 
 def test_light_commits_that_are_lost_with_a_host_count_as_lost_steps():
@@ -350,12 +341,12 @@ def test_nothing_is_chosen_of_which_a_tensor_is_nowhere(parts, places, size):
     if chosen is None:
         return
     everything = [one for found in there.values() for one in found]
-    assert chosen.commit <= newest_of(everything).commit
+    assert chosen.commit <= max(one.commit for one in everything)
     ranks = {node: range(size)[number::3] for number, node in enumerate("abc")}
     needed = {node: chosen.parts_for(each, size) for node, each in ranks.items()}
     found = fetches(there, needed, chosen)
     for node, wanted in needed.items():
-        sources = {one.part: one.source for one in found if one.node == node}
+        sources = {part: source for source, ranks_of_it in found[node].items() for part in ranks_of_it}
         assert {*sources} | {one.rank for one in there[node] if chosen.has(one)} >= set(wanted)
         own = {rank: _best(there[sources.get(rank, node)], chosen, rank) for rank in wanted}
         for rank in [rank for rank in wanted if size == chosen.world_size and rank in ranks[node]]:
@@ -405,12 +396,7 @@ def test_each_part_that_a_node_lacks_is_fetched_from_a_node_that_gives_few():
     there = {"a": everything[:2], "b": everything, "c": everything[3:], "d": [held(0, 6, world_size=4)]}
     needed = {"a": (0, 1), "b": (2, 3), "c": (3,), "d": (0, 1, 2, 3)}
     found = fetches(there, needed, CompleteCommit(Commit(1, 7), 4))
-    assert found == (
-        PartFetch(node="d", part=0, source="a"),
-        PartFetch(node="d", part=1, source="b"),
-        PartFetch(node="d", part=2, source="b"),
-        PartFetch(node="d", part=3, source="c"),
-    )
+    assert found == {"a": {}, "b": {}, "c": {}, "d": {"a": [0], "b": [1, 2], "c": [3]}}
 
 
 @given(
@@ -426,10 +412,10 @@ def test_every_node_has_or_fetches_all_parts_that_it_needs(parts, places, size):
     found = fetches(there, needed, chosen)
     for node, wanted in needed.items():
         own = {part.rank for part in there[node] if chosen.has(part)}
-        fetched = [fetch.part for fetch in found if fetch.node == node]
+        fetched = [part for parts_of_source in found[node].values() for part in parts_of_source]
         assert sorted(fetched) == sorted(set(wanted) - own)
-    for fetch in found:
-        assert any(chosen.has(part) and part.rank == fetch.part for part in there[fetch.source])
+    for source, ranks in [one for sources in found.values() for one in sources.items()]:
+        assert {part.rank for part in there[source] if chosen.has(part)} >= {*ranks}
 
 
 def test_the_safest_commit_is_the_newest_whose_parts_are_all_on_two_hosts():
@@ -459,7 +445,6 @@ def test_steps_are_lost_with_a_host_of_which_only_copies_are_left(parts, lost):
     """A rank that has died in the middle of a commit has lost none, since its commit was none yet."""
     chosen = newest_complete(parts)
     assert lost_steps(parts, chosen) == lost
-    assert ("more step" in reason(parts, chosen, lost)) == bool(lost)
 
 
 class Rank:
@@ -511,44 +496,73 @@ def test_no_commit_that_all_ranks_have_made_is_ever_lost(size, every, moves):
             rank.buffers[rank.next], rank.is_writing = None, True
 
 
-def world_started(machine: Machine, *parts: HeldCommit) -> list[RestoreCommit]:
-    """Have both nodes report that their workers are started, with these parts."""
-    found = []
-    for node, rank in zip(machine.roster, (0, 1), strict=True):
-        own = tuple(part for part in parts if part.rank == rank)
-        found += machine.handle(WorkersStarted(at=1.0, attempt=machine.attempt, node=node, held=own))
-    return [action for action in found if isinstance(action, RestoreCommit)]
-
-
 def running_machine(nnodes: int | str = 2, **settings) -> Machine:
     machine = Machine(job(nnodes, **settings))
     machine.start()
     machine.handle(joined("a", nproc=1))
     machine.handle(joined("b", nproc=1))
+    for node in machine.roster:
+        machine.handle(started(node, 1.0))
     return machine
 
 
-def test_workers_are_told_what_to_restore_once_all_are_started():
-    (action,) = world_started(running_machine(), held(0, 6), held(0, 7), held(1, 6))
-    assert (action.commit, action.nodes, action.attempt) == (Commit(1, 6), ("a", "b"), 1)
+def holder(node: str, *parts: HeldCommit, ranks: tuple[int, ...] = ()) -> Holder:
+    """Return what a node holds. `ranks`: its own; none: it was lost."""
+    at = CopyAddress(node=NodeId(node), host="10.0.0.1", port=7, orphaned=not ranks)
+    return Holder(at=at, host=HostId(f"host-of-{node}"), ranks=ranks, held=parts)
 
 
-def test_nothing_is_sent_where_no_node_holds_anything():
-    """As in every run whose script does not use `State`."""
-    assert world_started(running_machine()) == []
+def test_what_all_ranks_have_is_chosen():
+    found = choose([holder("a", held(0, 6), held(0, 7), ranks=(0,)), holder("b", held(1, 6), ranks=(1,))], 2)
+    assert [(one.commit, one.world_size, one.sources, one.kept, one.lost) for one in found] == [
+        (Commit(1, 6), 2, (), Commit(1, 6), "")
+    ] * 2
+
+
+def test_nothing_is_chosen_where_no_node_holds_anything():
+    """As in the first attempt."""
+    assert choose([holder("a", ranks=(0,)), holder("b", ranks=(1,))], 2) == [RestoreOrder()] * 2
 
 
 def test_a_part_that_is_missing_is_said():
-    (action,) = world_started(running_machine(), held(0, 7))
-    assert action.commit is None
-    assert action.why.endswith("do not have the part of rank 1")
+    one, two = choose([holder("a", held(0, 7), ranks=(0,)), holder("b", ranks=(1,))], 2)
+    assert one.commit is two.commit is None
+    assert one.lost.endswith("do not have the part of rank 1")
+
+
+def test_a_newcomer_fetches_the_parts_of_its_ranks():
+    """The ranks of the nodes that are left have moved, too."""
+    first = holder("a", held(0, 7), copy(1, 7), held(0, 8), ranks=(0,))
+    one, two = choose([first, holder("b", ranks=(1,))], 2)
+    assert (one.sources, two.sources) == ((), ((first.at, (1,)),))
+    assert (one.commit, one.kept) == (Commit(1, 7), Commit(1, 7))
+    what = "the state after 7 steps is restored from memory; 1 more step had no copy on another host, and must be"
+    assert one.lost == two.lost == f"{what} done again"
+
+
+def test_what_the_subreaper_of_a_lost_node_holds_is_not_lost():
+    """Its agent was killed. Node a needs no part of it, since all ranks have the same tensors."""
+    parts = [replace(held(rank, 8), replicated=True) for rank in (0, 1)]
+    (found,) = choose([holder("a", parts[0], ranks=(0,)), holder("b", parts[1])], 1)
+    assert found == RestoreOrder(commit=Commit(1, 8), world_size=2)
+
+
+def test_parts_are_fetched_from_the_subreaper_of_a_lost_node():
+    lost_one = holder("b", held(1, 8))
+    (found,) = choose([holder("a", held(0, 8), ranks=(0,)), lost_one], 1)
+    assert found.sources == ((lost_one.at, (1,)),)
+
+
+def test_a_lost_node_is_the_last_from_which_a_part_is_fetched():
+    """Though another node gives more."""
+    held_by = {"lost": (copy(0, 7), held(1, 7)), "a": (held(0, 7), copy(1, 7)), "b": ()}
+    found = fetches(held_by, {"b": (0, 1)}, CompleteCommit(Commit(1, 7), 2), last=("lost",))
+    assert found == {"b": {"a": [0, 1]}}
 
 
 def test_the_node_that_replaces_a_lost_one_on_its_host_gets_its_ranks():
     """The memory of that host has the parts of these ranks."""
     machine = running_machine()
-    for node in machine.roster:
-        machine.handle(started(node, 1.0))
     machine.handle(lost("a", 2.0))
     machine.handle(stopped("b", 2.5))
     (launch,) = [
@@ -557,124 +571,12 @@ def test_the_node_that_replaces_a_lost_one_on_its_host_gets_its_ranks():
     assert launch.roster == ("c", "b")
 
 
-def test_a_newcomer_fetches_the_parts_of_its_ranks():
-    """The ranks of the nodes that are left have moved, too."""
-    machine = running_machine()
-    held_by = {"a": (held(0, 7), copy(1, 7), held(0, 8)), "b": ()}
-    events = [
-        WorkersStarted(at=1.0, attempt=1, node=node, held=parts, awaits_commit=True) for node, parts in held_by.items()
-    ]
-    assert machine.handle(events[0]) == []
-    (action, *_) = machine.handle(events[1])
-    assert isinstance(action, RestoreCommit)
-    assert action.fetches == (PartFetch(node="b", part=1, source="a"),)
-    assert (action.commit, action.kept, action.world_size, action.lost_steps) == (Commit(1, 7), Commit(1, 7), 2, 1)
-
-
-def test_workers_that_were_not_told_to_wait_restore_nothing_and_so_nobody_does():
-    machine = running_machine()
-    parts = (held(0, 7), copy(1, 7))
-    machine.handle(WorkersStarted(at=1.0, attempt=1, node="a", held=parts))
-    (action, *_) = machine.handle(WorkersStarted(at=1.0, attempt=1, node="b"))
-    assert action.commit is None
-    assert action.why == "the state cannot be restored from memory: workers of b have begun without it"
-
-
-def test_nodes_that_wait_are_told_that_there_is_nothing():
-    machine = running_machine()
-    machine.handle(WorkersStarted(at=1.0, attempt=1, node="a", awaits_commit=True))
-    (action, *_) = machine.handle(WorkersStarted(at=1.0, attempt=1, node="b"))
-    assert (action.commit, action.fetches, action.nodes) == (None, (), ("a", "b"))
-
-
-def test_a_loss_is_counted_once():
-    """Though the attempt after it fails before the new node's rank has made a commit."""
-    members = tuple(Member(node=node, address="", nproc=1, host=f"host-of-{node}") for node in "ab")
-    known, found = KnownCommits(), []
-    for attempt in (2, 3):
-        world = World(attempt=attempt, roster=("a", "b"), members=members, size=2, known=known)
-        world.held = {"a": (held(0, 7), held(0, 9), copy(1, 7)), "b": (copy(1, 7),)}
-        (action,) = restore_commit(world)
-        found.append(action.lost_steps)
-    assert (found, known.counted_loss) == ([2, 0], Commit(1, 9))
-
-
-def orphans(machine: Machine, *parts: HeldCommit) -> RestoreCommit:
-    """Lose node b, whose subreaper still has these parts, while both nodes train; return what node a is told."""
-    for node in machine.roster:
-        machine.handle(started(node, 1.0))
-    machine.handle(replace(lost("b", 2.0), held=parts))
-    return first_restored(machine, *(replace(held(0, one.commit.steps), replicated=one.replicated) for one in parts))
-
-
-def first_restored(machine: Machine, *parts: HeldCommit) -> RestoreCommit:
-    """Have node a report that its workers are started, with these parts; return what it is told."""
-    attempt = machine.attempt
-    (action, *_) = machine.handle(WorkersStarted(at=3.0, attempt=attempt, node="a", held=parts, awaits_commit=True))
-    assert isinstance(action, RestoreCommit)
-    return action
-
-
-def test_what_the_subreaper_of_a_lost_node_holds_is_not_lost():
-    """Its agent was killed. Node a needs no part of it, since all ranks have the same tensors."""
-    action = orphans(running_machine("1:2"), *(replace(held(1, steps), replicated=True) for steps in (7, 8)))
-    assert (action.commit, action.lost_steps, action.fetches, action.kept) == (Commit(1, 8), 0, (), None)
-
-
-def sharded(machine: Machine) -> RestoreCommit:
-    """What there is has shards, so that node a needs that of rank 1, too."""
-    return orphans(machine, held(1, 8))
-
-
-def test_parts_are_fetched_from_the_subreaper_of_a_lost_node():
-    action = sharded(running_machine("1:2"))
-    assert action.fetches == (PartFetch(node="a", part=1, source="b"),)
-
-
-def test_a_lost_node_is_the_last_from_which_a_part_is_fetched():
-    """Though another node gives more."""
-    held_by = {"lost": (copy(0, 7), held(1, 7)), "a": (held(0, 7), copy(1, 7)), "b": ()}
-    found = fetches(held_by, {"b": (0, 1)}, CompleteCommit(Commit(1, 7), 2), last=("lost",))
-    assert [fetch.source for fetch in found] == ["a", "a"]
-
-
-def test_a_subreaper_that_is_gone_meanwhile_is_not_asked_for_ever():
-    """Attempts that fetch from there make no step, until the commit is given up."""
-    members = (Member(node="a", address="", nproc=1, host="host-of-a"),)
-    known, found = KnownCommits(orphaned={NodeId("b"): (held(1, 8),)}), []
-    for attempt in (2, 3, 4, 5):
-        world = World(attempt=attempt, roster=("a",), members=members, size=1, known=known)
-        world.held = {"a": (held(0, 7), held(0, 8), copy(1, 7))}
-        (action,) = restore_commit(world)
-        found.append(action.commit.steps)
-    assert (found, known.orphaned) == ([8, 8, 8, 7], {})
-
-
-@pytest.mark.parametrize(("makes_step", "tries"), [(True, 0), (False, 1)])
-def test_an_attempt_that_makes_a_step_shows_that_the_subreaper_was_there(makes_step, tries):
-    machine = running_machine("1:2", max_restarts=9)
-    sharded(machine)
-    if makes_step:
-        machine.handle(progressed(3.5, attempt=2))
-    machine.handle(failed("a", 4.0, attempt=2))
-    assert (machine.attempt, machine.world.known.tries, [*machine.world.known.orphaned]) == (3, tries, ["b"])
-
-
-def test_orphaned_parts_are_forgotten_when_something_newer_is_restored():
-    machine = running_machine("1:2", max_restarts=9)
-    sharded(machine)
-    machine.handle(failed("a", 4.0, attempt=2))
-    assert first_restored(machine, held(0, 9, attempt=2, world_size=1)).commit == Commit(2, 9)
-    assert machine.world.known.orphaned == {}
-
-
 def test_a_node_that_is_drained_while_workers_start_is_left_when_its_commits_are_restored():
     """It may have the only parts of the newest commit, and its time is not over yet."""
     machine = running_machine("1:2", max_restarts=9)
-    world_started(machine, held(0, 7), held(1, 7))
     machine.handle(failed("a", 2.0, attempt=1))
     assert machine.handle(draining("b", 3.0, deadline=33.0)) == []
-    (action,) = world_started(machine, held(0, 7), held(1, 7))
-    assert (action.commit, action.nodes) == (Commit(1, 7), ("a", "b"))
+    for node in machine.roster:
+        machine.handle(started(node, 3.5, attempt=2))
     (asked, *_) = machine.handle(Tick(at=4.0))
     assert isinstance(asked, RequestCheckpoint)

@@ -454,7 +454,8 @@ def test_drain_in_each_phase(phase):
     """The next attempt runs without the node. A second request changes nothing."""
     machine = machine_in(phase)
     assert machine.refusal(drain_requested("b", 10.0)) == ""
-    actions = handle_all(machine, drain_requested("b", 10.0), drain_requested("b", 10.0))
+    begin = [started(node, 10.0) for node in "ab"] if phase is Phase.STARTING else []
+    actions = handle_all(machine, drain_requested("b", 10.0), drain_requested("b", 10.0), *begin, tick(10.5))
     actions += handle_all(machine, *(checkpointed(node, 11.0) for node in "ab"))
     actions += handle_all(machine, *(stopped(node, 12.0) for node in "ab"))
     assert [action.roster for action in actions if isinstance(action, Launch)] == [("a",)]

@@ -19,8 +19,15 @@ from machine_helpers import (
     tick,
 )
 
-from raylaunch.core.machine.commits import Commit, HeldCommit, RestoreCommit
-from raylaunch.core.machine.events_and_actions import Action, Launch, Release, Stop, WorkersElastic, WorkersStarted
+from raylaunch.core.machine.events_and_actions import (
+    Action,
+    Launch,
+    Release,
+    RestartRequested,
+    Stop,
+    WorkersElastic,
+    WorkersStarted,
+)
 from raylaunch.core.machine.machine import Machine
 from raylaunch.core.machine.state import Phase
 
@@ -29,10 +36,13 @@ def elastic(node: str, attempt: int = 1) -> WorkersElastic:
     return WorkersElastic(at=2.0, attempt=attempt, node=node)
 
 
-def started(node: str, attempt: int, *parts: int, stayed: int = 0, size: int = 4) -> WorkersStarted:
-    """All workers of a node are started. It holds these parts of a commit of attempt 1, in a world of `size` ranks."""
-    held = tuple(HeldCommit(rank=part, world_size=size, commit=Commit(1, 7)) for part in parts)
-    return WorkersStarted(at=4.0, attempt=attempt, node=node, held=held, stayed=stayed, awaits_commit=True)
+def started(node: str, attempt: int, stayed: int = 0) -> WorkersStarted:
+    return WorkersStarted(at=4.0, attempt=attempt, node=node, stayed=stayed)
+
+
+def stuck(at: float = 5.0) -> RestartRequested:
+    """The survivors have nothing to restore."""
+    return restart_requested(at, save_seconds=0.0)
 
 
 def launch_of(actions: list[Action]) -> Launch:
@@ -61,7 +71,7 @@ def test_they_stay_again_when_the_next_attempt_fails_before_they_have_said_so():
 def test_those_that_were_started_again_have_to_say_so_again():
     machine = running_machine("a", "b", max_restarts=3)
     handle_all(machine, elastic("a"), elastic("b"), failed("b", 3.0))
-    handle_all(machine, started("a", 2, 0, 1, stayed=2), started("b", 2, 2, 3))
+    handle_all(machine, started("a", 2, stayed=2), started("b", 2))
     assert launched(machine, failed("a", 5.0, attempt=2)).staying == ("a",)
 
 
@@ -110,13 +120,12 @@ def test_they_stay_when_a_person_requests_fewer_nodes(event):
     assert (order.roster, order.staying) == (("a",), ("a",))
 
 
-@pytest.mark.parametrize("event", [draining("b", 5.0), resize_requested(1, 1, 5.0)])
-def test_they_stay_when_a_node_goes_while_the_attempt_begins(event):
+def test_they_stay_when_fewer_nodes_are_requested_while_the_attempt_begins():
     """Its workers have done nothing yet, so there is nothing to save."""
     machine = running_machine("a", "b", nnodes="1:2", max_restarts=3)
     handle_all(machine, elastic("a"), elastic("b"), failed("b", 3.0))
     assert machine.phase is Phase.STARTING
-    order = launched(machine, event)
+    order = launched(machine, resize_requested(1, 1, 5.0))
     assert (order.attempt, order.roster, order.staying) == (3, ("a",), ("a",))
 
 
@@ -147,29 +156,31 @@ def test_none_stays_when_the_run_ends():
 def test_all_are_started_again_if_there_is_no_commit_from_which_they_could_go_on():
     """A node was lost before what it held was copied."""
     machine = running_machine("a", "b", nnodes="1:2")
-    handle_all(machine, elastic("a"), elastic("b"), lost("b", 3.0))
-    order = launched(machine, started("a", 2, 0, 1, stayed=2))
-    assert (order.attempt, order.roster, order.staying) == (3, ("a",), ())
-    assert order.why == (
-        "the state after 7 steps cannot be restored from memory: the nodes that are left do not have the part of "
-        "rank 2, 3; all workers are started again"
-    )
-    (none,) = (one for one in handle_all(machine, started("a", 3, 0, 1)) if isinstance(one, RestoreCommit))
-    assert (none.commit, machine.phase) == (None, Phase.RUNNING)
-    assert machine.restarts == 0
+    handle_all(machine, elastic("a"), elastic("b"), lost("b", 3.0), started("a", 2, stayed=2))
+    order = launched(machine, stuck())
+    assert (order.attempt, order.roster, order.staying, machine.restarts) == (3, ("a",), (), 0)
 
 
-def test_all_are_started_again_if_no_node_holds_anything():
+def test_all_are_started_again_also_if_the_nodes_do_not_know_yet_that_the_others_have_begun():
     machine = running_machine("a", "b", max_restarts=3)
-    handle_all(machine, elastic("a"), failed("b", 3.0))
-    nothing = [WorkersStarted(at=4.0, attempt=2, node=node) for node in ("a", "b")]
-    assert launched(machine, *nothing).staying == ()
+    handle_all(machine, elastic("a"), failed("b", 3.0), started("a", 2, stayed=2))
+    assert machine.phase is Phase.STARTING
+    assert launched(machine, stuck()).staying == ()
+
+
+def test_all_are_started_again_if_a_planned_change_waits_for_those_that_cannot_go_on():
+    machine = running_machine("a", "b", nnodes="2:3", max_restarts=3)
+    handle_all(machine, elastic("a"), failed("b", 3.0), started("a", 2, stayed=2), started("b", 2), joined("c", 4.0))
+    assert machine.phase is Phase.SAVING
+    handle_all(machine, stuck())
+    assert machine.phase is Phase.STOPPING
+    assert launched(machine, *(stopped(node, 6.0, attempt=2) for node in ("a", "b"))).staying == ()
 
 
 def test_a_person_is_told_how_many_have_stayed():
     machine = running_machine("a", "b", max_restarts=3)
     handle_all(machine, elastic("a"), elastic("b"), failed("b", 3.0))
-    handle_all(machine, started("a", 2, 0, 1, stayed=2), started("b", 2, 2, 3, stayed=1))
+    handle_all(machine, started("a", 2, stayed=2), started("b", 2, stayed=1))
     assert machine.status == "4 workers on 2 nodes; 3 of 4 workers stayed"
 
 

@@ -19,7 +19,7 @@ from machine_helpers import failed, failure, finished, job, joined, raised, star
 from raylaunch.core.failures.failure import Failure, WorkerError
 from raylaunch.core.failures.stacks import StackGroup
 from raylaunch.core.job.job import Entrypoint, Job, RayOptions
-from raylaunch.core.machine.commits import Commit, CommitRate, HeldCommit, NodeMemory, PartFetch
+from raylaunch.core.machine.commits import CommitRate, NodeMemory
 from raylaunch.core.machine.events_and_actions import (
     Action,
     Event,
@@ -28,6 +28,7 @@ from raylaunch.core.machine.events_and_actions import (
     ReportUnsaved,
     RestartTimings,
     UnreachablePeer,
+    WorkersStarted,
 )
 from raylaunch.core.placement.devices import GpuUse
 from raylaunch.core.record import journal
@@ -76,9 +77,6 @@ groups = st.builds(
     note=texts,
 )
 timings = st.builds(RestartTimings, ordered=times, ended=times, forked=times)
-commits = st.builds(Commit, st.integers(1, 9), st.integers(1, 99))
-held_commits = st.builds(HeldCommit, rank=st.integers(0, 9), world_size=st.integers(1, 9), commit=commits)
-part_fetches = st.builds(PartFetch, node=texts, part=st.integers(0, 9), source=texts)
 jobs = st.builds(
     Job,
     entrypoint=st.builds(
@@ -115,6 +113,7 @@ def values_of(kind: type[Any]) -> st.SearchStrategy[Any]:
         "NodeTime": times,
         "int": st.integers(0, 200),
         "int | None": st.none() | st.integers(0, 200),
+        "float | None": st.none() | times,
         "str": texts,
         "bool": st.booleans(),
         "HostId": texts,
@@ -124,9 +123,6 @@ def values_of(kind: type[Any]) -> st.SearchStrategy[Any]:
         "tuple[NodeId, ...]": st.lists(texts, max_size=3).map(tuple),
         "tuple[Failure, ...]": st.lists(failures, max_size=2).map(tuple),
         "RestartTimings | None": st.none() | timings,
-        "Commit | None": st.none() | commits,
-        "tuple[HeldCommit, ...]": st.lists(held_commits, max_size=2).map(tuple),
-        "tuple[PartFetch, ...]": st.lists(part_fetches, max_size=2).map(tuple),
         "tuple[UnreachablePeer, ...]": st.lists(peers, max_size=2).map(tuple),
         "CommitRate | None": st.none() | commit_rates,
         "tuple[NodeMemory, ...]": st.lists(memories, max_size=2).map(tuple),
@@ -299,6 +295,16 @@ def test_a_field_that_had_another_name():
         '{"is": "Turnover", "ordered": 1, "ended": 2, "forked": 3}}, "actions": []}'
     )
     assert journal.read_entry(text).event.timings == RestartTimings(ordered=1, ended=2, forked=3)
+
+
+def test_what_a_driver_told_nodes_to_restore_is_left_out():
+    """Nodes said what they held then, and the driver chose."""
+    text = (
+        '{"event": {"is": "WorkersStarted", "at": 1, "attempt": 2, "node": "a", "held": [{"rank": 0}], '
+        '"awaits_commit": true}, "actions": [{"is": "RestoreCommit", "attempt": 2, "nodes": ["a"], "why": "w"}]}'
+    )
+    entry = journal.read_entry(text)
+    assert (entry.event, entry.actions) == (WorkersStarted(at=1, attempt=2, node="a"), ())
 
 
 def test_fields_of_a_later_version_are_left_out():

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raylaunch.core.placement.environment import Member, Rendezvous, assign
-from raylaunch.node.protocol.copy_messages import CopyTo
 from raylaunch.node.protocol.messages import (
     CommitCheckpoint,
     DumpStacks,
@@ -40,7 +39,7 @@ def test_a_launch_takes_the_place_of_all_about_earlier_attempts():
     before = [
         *(launch(1), StopWorkers(attempt=1, grace=9.0), SignalWorkers(attempt=1, signal="SIGUSR1")),
         *(DumpStacks(attempt=1), ProposeCheckpoint(attempt=1, step=3), CommitCheckpoint(attempt=1, step=3)),
-        *(OpenStore(attempt=1), CopyTo(attempt=1, target=None)),
+        OpenStore(attempt=1),
     ]
     stays = [OpenStore(attempt=2), OpenStore(attempt=3), CapabilitySection(capability="a", body=b"1")]
     found = goal(*before, *stays, launch(2))

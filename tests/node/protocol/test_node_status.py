@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from raylaunch.core.machine.observe import WorkersStatus
-from raylaunch.node.protocol.copy_messages import CopiesServed, CopyFailed
+from raylaunch.node.protocol.copy_messages import CopyWarning, HoldingStatus
 from raylaunch.node.protocol.messages import (
     ManifestChanged,
     Ready,
@@ -31,10 +31,10 @@ def forked(attempt):
 
 def test_everything_stays_until_something_newer_comes():
     proposed = StepProposed(node="a", attempt=1, step=5, reached=4)
-    copies = CopiesServed(host="h", port=3, secret="s")
-    status = after(UP, forked(1), proposed, copies)
-    assert (status.up, status.proposed, status.copies, status.generation) == (UP, proposed, copies, 4)
-    assert status.workers == forked(1)
+    holding = HoldingStatus(has_files=True)
+    status = after(UP, forked(1), forked(2), proposed, holding)
+    assert (status.up, status.proposed, status.holding, status.generation) == (UP, proposed, holding, 5)
+    assert status.workers == forked(2)
 
 
 def test_the_newest_section_of_each_capability_counts():
@@ -58,13 +58,13 @@ def test_a_store_that_cannot_be_opened_twice():
 
 
 def test_a_warning_is_kept_once():
-    status = after(ManifestChanged(manifest=None, why="no"), CopyFailed(why="cut"), CopyFailed(why="cut"))
+    status = after(ManifestChanged(manifest=None, why="no"), CopyWarning(why="cut"), CopyWarning(why="cut"))
     assert status.warnings == ("no", "cut")
     assert status.after(ManifestChanged(manifest=None, why="")) is status
 
 
 def test_warnings_are_bounded():
-    assert after(*(CopyFailed(why=str(number)) for number in range(99))).warnings[0] == "49"
+    assert after(*(CopyWarning(why=str(number)) for number in range(99))).warnings[0] == "49"
 
 
 def test_each_driver_is_told_all_once():

@@ -16,7 +16,7 @@ import pytest
 from raylaunch.node.linux import scratch
 from raylaunch.node.state import fast_dir, inheritance
 from raylaunch.node.state.fast_dir import FastDir, FilesOwner
-from raylaunch.node.state.fd_store import FOLDER
+from raylaunch.node.state.fd_store import FOLDER, PORT
 from raylaunch.node.state.state_memory import StateMemory
 from raylaunch.worker.heartbeats.shared_page import SharedPage
 
@@ -96,7 +96,7 @@ def test_what_is_locked_stays_for_the_process_that_has_the_lock(folder):
 
 def folder_fds(folder: FastDir) -> dict[str, int]:
     """Return what the subreaper of an agent that was killed has, if the script has no `State`."""
-    fds = {FOLDER: os.dup(folder.hold())}
+    fds = {FOLDER: os.dup(folder.hold()), f"{PORT}secret": 0}
     folder.abandon()
     return fds
 

@@ -15,9 +15,8 @@ from dataclasses import replace
 
 import pytest
 
-from raylaunch.core.machine.commits import Commit, HeldCommit
+from raylaunch.core.machine.commits import Commit, HeldCommit, RestoreOrder
 from raylaunch.core.placement.environment import Member, assign
-from raylaunch.node.protocol.messages import AnnounceCommit
 from raylaunch.node.state.fast_dir import FastDir
 from raylaunch.node.state.fd_store import FdStore, FdStoreClient
 from raylaunch.node.state.memory_file import MemoryFile
@@ -28,6 +27,8 @@ from raylaunch.worker.heartbeats.shared_page import SharedPage
 from raylaunch.worker.state import buffer_client
 from raylaunch.worker.state.buffer_client import Request
 from raylaunch.worker.state.commit_buffer import COMPLETED_BUFFER, LIGHT_BUFFERS, OWN_BUFFERS, CommitBuffer
+from raylaunch.worker.state.restore_choice import orders
+from tests.node.harness import restore_alone
 
 SIZE = 100_000
 
@@ -135,14 +136,37 @@ def test_too_little_memory_is_an_error_that_says_how_much_is_needed(monkeypatch,
         assert buffer_of(size=0) is None
 
 
-def test_what_to_restore_is_on_the_page_for_the_attempt_alone(monkeypatch):
+def test_what_to_restore_is_on_the_page(monkeypatch):
     with memory_of(monkeypatch) as (memory, page):
         assert page.numbers[fields.RESTORE_DECIDED] == 0
-        memory.announce(AnnounceCommit(attempt=2, commit=Commit(1, 8)))
-        assert page.numbers[fields.RESTORE_DECIDED] == 0
-        memory.announce(AnnounceCommit(attempt=1, commit=Commit(4, 8), world_size=6))
+        memory.announce(RestoreOrder(commit=Commit(4, 8), world_size=6))
         found = [page.numbers[field] for field in range(fields.RESTORE_DECIDED, fields.RESTORE_WORLD_SIZE + 1)]
         assert found == [1, 4, 8, 6]
+
+
+def test_the_first_rank_learns_what_the_node_holds_when_all_workers_are_there(monkeypatch):
+    """Before, a survivor may still complete a light commit."""
+    with memory_of(monkeypatch) as (memory, page):
+        restore_alone(memory)
+        for rank in (0, 1):
+            buffer_of(rank).header.seal(part(rank), tensors=0, pickled=0)
+        memory.begin(assign(2, [Member(node="node-0", address="", nproc=1)])[0])
+        ask = Request(attempt=2, rank=0, index=0, asks_held=1)
+        assert buffer_client.ask(ask) == (None, "")
+        memory.is_final = True
+        order = orders([buffer_client.ask(ask)[1]], 1)[0]
+        assert buffer_client.ask(Request(attempt=2, rank=0, index=0, order=order)) == (None, "")
+        assert page.numbers[fields.RESTORE_DECIDED : fields.RESTORE_WORLD_SIZE + 1].tolist() == [2, 1, 5, 2]
+
+
+@pytest.mark.parametrize("order", ["{", "[]", '{"commit": 3}'])
+def test_what_is_no_order_is_refused(monkeypatch, order):
+    with memory_of(monkeypatch) as (memory, page):
+        restore_alone(memory)
+        memory.is_final = True
+        with pytest.raises(ConnectionError):
+            buffer_client.ask(Request(attempt=1, rank=0, index=0, order=order))
+        assert page.numbers[fields.RESTORE_DECIDED] == 0
 
 
 def part_of(rank: int, attempt: int = 1) -> CommitBuffer | None:
@@ -160,7 +184,7 @@ def test_a_worker_gets_the_parts_of_the_chosen_commit_that_the_node_has(monkeypa
             buffer.header.seal(part(rank, steps), tensors=64 * steps, pickled=6)
         memory.begin(assign(2, [Member(node="node-0", address="", nproc=1)])[0])
         assert part_of(1, attempt=2) is None
-        memory.announce(AnnounceCommit(attempt=2, commit=Commit(1, 5), world_size=2))
+        memory.announce(RestoreOrder(commit=Commit(1, 5), world_size=2))
         buffer_of(rank=0, index=1, attempt=2)
         assert [part_of(rank, attempt=2).read_pickle() for rank in (0, 1)] == [b"rank 0", b"rank 1"]
         assert part_of(2, attempt=2) is None
@@ -236,7 +260,7 @@ def test_a_worker_gets_a_whole_part_of_the_chosen_commit_whichever_rank_complete
         sealed(memory, light(1), LIGHT_BUFFERS[0])
         memory.begin(assign(2, [Member(node="node-0", address="", nproc=2)])[0])
         assert part_of(buffer_client.WHOLE_PART, attempt=2) is None
-        memory.announce(AnnounceCommit(attempt=2, commit=Commit(1, 5), world_size=2))
+        memory.announce(RestoreOrder(commit=Commit(1, 5), world_size=2))
         assert part_of(buffer_client.WHOLE_PART, attempt=2) is None
         sealed(memory, completed(1), COMPLETED)
         assert part_of(buffer_client.WHOLE_PART, attempt=2).header.held() == completed(1)

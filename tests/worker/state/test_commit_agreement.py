@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
+from raylaunch.worker.state import commit_agreement  # noqa: E402
 from raylaunch.worker.state.commit_agreement import CommitAgreement, Proposal  # noqa: E402
 
 
@@ -52,3 +54,31 @@ def test_a_rank_that_is_alone_needs_no_store():
     proposal = Proposal(interval=3, light_interval=2)
     alone.announce(1, proposal)
     assert (alone.wait(1), alone.has_all(), alone.wait(0)) == (proposal, True, Proposal())
+
+
+def test_rank_0_answers_the_first_rank_of_each_node(ranks):
+    """It waits for all of them, and each for its answer."""
+
+    def answers(words: list[str]) -> list[str]:
+        return [f"{word} of {' '.join(words)}" for word in words]
+
+    with ThreadPoolExecutor(2) as pool:
+        found = [pool.submit(rank.exchange, node, 2, f"word {node}", answers) for node, rank in enumerate(ranks)]
+        assert [one.result(60) for one in found] == ["word 0 of word 0 word 1", "word 1 of word 0 word 1"]
+
+
+def test_on_one_node_the_first_rank_answers_itself():
+    """Of a world of several ranks, which have a store."""
+    assert CommitAgreement(0, 4, lambda: None).exchange(0, 1, "a", lambda words: [words[0] * 2]) == "aa"
+
+
+def test_a_node_that_does_not_come_is_told_of(ranks, monkeypatch, capsys):
+    monkeypatch.setattr(commit_agreement, "_PATIENCE", 0.05)
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(ranks[0].exchange, 0, 2, "a", lambda words: words)
+        said = ""
+        while not said:
+            said += capsys.readouterr().err
+        ranks[1].exchange(1, 2, "b", lambda words: words)
+        assert found.result(60) == "a"
+    assert said == "raylaunch: rank 0 waits in `State.restore`, since 1 of 2 nodes have not come there\n"

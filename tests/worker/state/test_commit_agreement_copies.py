@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raylaunch.core.machine.commits import Commit, HeldCommit, fetches, lost_steps, newest_complete, newest_of, safest
+from raylaunch.core.machine.commits import Commit, HeldCommit, fetches, lost_steps, newest_complete, safest
 from raylaunch.worker.state.commit_agreement import CopyRounds, Proposal
 from raylaunch.worker.state.commit_buffer import BUFFERS_WITH_COPIES
 from raylaunch.worker.state.rank_buffers import RankBuffers
@@ -150,17 +150,22 @@ class World:
         held = {f"node-{n}": host.held() for n, host in enumerate(self.hosts)}
         everything = [one for parts in held.values() for one in parts]
         complete = newest_complete(everything)
-        newest = newest_of(everything).commit if everything else None
+        newest = max(one.commit for one in everything) if everything else None
         is_counted = newest == self.counted_loss
         self.lost_steps = lost_steps(everything, complete) if complete is not None and not is_counted else 0
         self.counted_loss = newest if self.lost_steps else self.counted_loss
         self.chosen = complete.commit if complete is not None else None
         self.kept = safest(held, {name: name for name in held}) or self.chosen
         if complete is not None:
-            for fetch in fetches(held, {f"node-{n}": [n] for n in range(len(self.hosts))}, complete):
-                part = HeldCommit(rank=fetch.part, world_size=len(self.hosts), commit=complete.commit)
-                assert any(complete.has(one) and one.rank == fetch.part for one in held[fetch.source])
-                self.hosts[int(fetch.node[5:])].copies.setdefault(fetch.part, []).append(part)
+            needed = {f"node-{n}": [n] for n in range(len(self.hosts))}
+            fetched = [
+                (node, *each) for node, sources in fetches(held, needed, complete).items() for each in sources.items()
+            ]
+            for node, source, ranks in fetched:
+                assert {one.rank for one in held[source] if complete.has(one)} >= {*ranks}
+                for rank in ranks:
+                    part = HeldCommit(rank=rank, world_size=len(self.hosts), commit=complete.commit)
+                    self.hosts[int(node[5:])].copies.setdefault(rank, []).append(part)
         self.attempt += 1
         self.base = self.chosen.steps if self.chosen is not None else 0
         self.counted, self.proposals = 0, {}

@@ -38,7 +38,7 @@ class KilledError(Exception):
 
 
 class OrderedError(Exception):
-    """Another attempt begins: what `before_seal` raises."""
+    """Another attempt begins: what `leave_if_ordered` raises."""
 
 
 class Rank:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from raylaunch.core.machine.events_and_actions import WorkersCheckpointed, WorkersStarted
-from raylaunch.node.protocol.messages import AnnounceCommit, CommitCheckpoint, ProposeCheckpoint, StepProposed
+from raylaunch.node.protocol.messages import CommitCheckpoint, ProposeCheckpoint, StepProposed
 from raylaunch.worker import State
 from tests.node.harness import Node, mark, no_leaks, own_node, pipe, until
 
@@ -69,13 +69,8 @@ COUNTS = """
 
 
 def attempt(node: Node, script: str, *args: str, **changes) -> list[str]:
-    """Run one attempt, as the driver does; return what rank 0 has printed."""
+    """Run one attempt; return what rank 0 has printed."""
     node.launch(script, *args, **changes)
-    (started,) = [node.wait(WorkersStarted)]
-    if started.held:
-        newest = max(started.held, key=lambda part: part.commit)
-        order = AnnounceCommit(attempt=node.attempt, commit=newest.commit, world_size=newest.world_size)
-        node.supervisor.handle(order)
     outcome = node.run_to_end(changes.get("nproc", 1))
     return (outcome.stdout() + outcome.stderr()).split("\n")
 

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,9 +20,8 @@ import torch.distributed as dist  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 
-from raylaunch.core.machine.commits import Commit, CompleteCommit, HeldCommit, newest_complete  # noqa: E402
+from raylaunch.core.machine.commits import Commit, CompleteCommit, HeldCommit, RestoreOrder  # noqa: E402
 from raylaunch.core.placement.environment import Member, assign  # noqa: E402
-from raylaunch.node.protocol.messages import AnnounceCommit  # noqa: E402
 from raylaunch.worker import State, WorldChanged  # noqa: E402
 from raylaunch.worker.heartbeats import shared_page, slot_owner  # noqa: E402
 from raylaunch.worker.heartbeats.heartbeat_writer import HeartbeatWriter  # noqa: E402
@@ -33,6 +33,7 @@ from raylaunch.worker.state.rank_buffers import RankBuffers  # noqa: E402
 from raylaunch.worker.state.snapshots.restored import Restored  # noqa: E402
 from raylaunch.worker.state.snapshots.snapshot import Snapshot  # noqa: E402
 from raylaunch.worker.survivors.light_commits import LightCommits  # noqa: E402
+from tests.node.harness import restore_alone  # noqa: E402
 from tests.node.state.test_state_memory import memory_of  # noqa: E402
 
 WIDTH = 100
@@ -146,7 +147,7 @@ def test_after_an_abort_nothing_is_committed_from_a_device(rank, monkeypatch, is
 
     if is_on_device:
         monkeypatch.setattr(torch.Tensor, "is_cpu", False)
-    monkeypatch.setattr(rank_commits, "before_seal", [refuse])
+    monkeypatch.setattr(rank_commits, "survivors", [SimpleNamespace(leave_if_ordered=refuse)])
     with pytest.raises(WorldChanged) if is_on_device else contextlib.nullcontext():
         rank.commit(2)
     assert (rank.committed(2) is None) == is_on_device
@@ -409,7 +410,16 @@ class Dispatcher:
         self.ranks = [LightCommits(), LightCommits()]
         self.made: list[tuple[int, int]] = []
 
-    def commit(self, buffers: RankBuffers, held: HeldCommit, found: Snapshot, interval: int) -> Any:
+    def announce(self) -> None:
+        pass
+
+    def leave_if_ordered(self) -> None:
+        pass
+
+    def explains(self, error: BaseException) -> bool:
+        return False
+
+    def commit_light(self, buffers: RankBuffers, held: HeldCommit, found: Snapshot, interval: int) -> Any:
         self.made.append((held.rank, held.commit.steps))
         return self.ranks[held.rank].commit(buffers, held, found, interval)
 
@@ -435,15 +445,14 @@ class World:
     def begin(self, seed: int, chosen: CompleteCommit | None = None, **settings: Any) -> list[int]:
         """Begin an attempt with new models; return after how many steps each rank goes on.
 
-        `chosen`: what is restored; None: what the driver would choose.
+        `chosen`: what is restored; None: what the ranks choose.
         """
         self.attempt += 1
         self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(minutes=1))
         self.memory.begin(assign(self.attempt, [Member(node="node-0", address="", nproc=2)])[0])
         self.page.reset(self.attempt, 2)
-        chosen = chosen or newest_complete(self.memory.held())
-        commit, size = (chosen.commit, chosen.world_size) if chosen is not None else (None, 0)
-        self.memory.announce(AnnounceCommit(attempt=self.attempt, commit=commit, world_size=size))
+        restore_alone(self.memory, chosen and RestoreOrder(commit=chosen.commit, world_size=chosen.world_size))
+        self.memory.is_final = True
         self.models, self.optimizers, self.states = [], [], []
         return [self._begin_rank(number, seed, settings) for number in range(2)]
 
@@ -504,8 +513,7 @@ def _first_store() -> None:
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     light = Dispatcher()
-    monkeypatch.setattr(rank_commits, "light_commits", [light])
-    monkeypatch.setattr(rank_commits, "on_common_commit", [lambda: None])
+    monkeypatch.setattr(rank_commits, "survivors", [light])
     monkeypatch.setenv(shared_page.PAGE_VARIABLE, "some:0")
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     with memory_of(monkeypatch) as (memory, page):
@@ -597,7 +605,7 @@ def test_light_commits_follow_when_all_ranks_have_a_whole_commit(world):
 
 def test_without_survivors_there_are_no_light_commits(world, monkeypatch):
     """Outside a function that is decorated with `elastic`."""
-    monkeypatch.setattr(rank_commits, "light_commits", [])
+    monkeypatch.setattr(rank_commits, "survivors", [])
     world.begin(seed=1)
     train(world, range(4))
     assert {one.light for one in world.memory.held()} == {False}

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import NoneType
 
+from raylaunch.core.machine.commits import CopyAddress
 from raylaunch.core.text import printable
 from raylaunch.node.linux import limits
-from raylaunch.node.protocol.copy_messages import CopyAddress
 from raylaunch.node.protocol.messages import LaunchWorkers
 from raylaunch.node.state import fast_dir, transfer
 from raylaunch.node.state.fast_dir import FilesOwner, FileStamp, TooManyFilesError
@@ -54,10 +54,16 @@ class _Source:
 class FileCopies:
     """Has one thread, from the first attempt on. Its methods are called in the event loop, and return at once."""
 
-    def __init__(self, memory: StateMemory, report: Callable[[str], None], found_files: Callable[[], None]) -> None:
-        """`report` is given sentences for a person, and `found_files` is called when there are files, in the thread."""
+    def __init__(
+        self, memory: StateMemory, secret: str, report: Callable[[str], None], found_files: Callable[[], None]
+    ) -> None:
+        """`secret`: what the agents of the run say.
+
+        `report` is given sentences for a person, and `found_files` is called when there are files, in the thread.
+        """
         self._memory = memory
         self._folder = memory.files.folder
+        self._secret = secret
         self._report = report
         self._found_files = found_files
         self._stop, self._wake = threading.Event(), threading.Event()
@@ -72,7 +78,6 @@ class FileCopies:
         self._done_until = math.inf
         #: Since when copies to this agent have failed, by time.monotonic().
         self._failing: tuple[CopyAddress | None, float] = None, math.inf
-        self._told: set[str] = set()
         self._has_files = False
 
     def launched(self, order: LaunchWorkers) -> LaunchWorkers:
@@ -178,7 +183,7 @@ class FileCopies:
     def _push(self, target: CopyAddress, own: FilesOwner, found: dict[str, FileStamp]) -> bool:
         """Copy what the other agent lacks. Return whether it has all; False: some files are being written."""
         is_complete, refused = True, ""
-        with transfer.connection(target) as line:
+        with transfer.connection(target, self._secret) as line:
             lacking = transfer.ask(line, set[str], "offer", owner=own, files=found)
             # Files that name others are written after them, and so they are copied after them.
             for name in sorted(lacking & found.keys(), key=lambda each: (found[each].mtime_ns, each)):
@@ -251,7 +256,7 @@ class FileCopies:
         for peer in launch.peers:
             if peer.node == launch.assignment.node:
                 continue
-            with contextlib.suppress(OSError), transfer.connection(peer, seconds=_ASK_SECONDS) as line:
+            with contextlib.suppress(OSError), transfer.connection(peer, self._secret, seconds=_ASK_SECONDS) as line:
                 theirs = transfer.ask(line, dict[str, FilesOwner], "owners", before=launch.attempt)
                 found += [_Source(owner, peer, is_copy=bool(node)) for node, owner in theirs.items()]
         chosen = [source for rank in launch.assignment.ranks if (source := choose(rank, found)) is not None]
@@ -263,7 +268,7 @@ class FileCopies:
             for name, stamp in fast_dir.scan(folder).items():
                 self._folder.link(folder, name, stamp)
             return
-        with transfer.connection(source.at) as line:
+        with transfer.connection(source.at, self._secret) as line:
             for name, stamp in transfer.ask(line, dict[str, FileStamp], "list", node=source.node).items():
                 self._fetch_file(line, source, name, stamp)
 
@@ -289,9 +294,7 @@ class FileCopies:
             self._folder.place(path, self._folder.path, name, now)
 
     def _say(self, text: str) -> None:
-        if text not in self._told:
-            self._told.add(text)
-            self._report(printable(text))
+        self._report(printable(text))
 
 
 def _owner(order: LaunchWorkers) -> FilesOwner:

@@ -9,26 +9,19 @@ import contextlib
 import socket
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import NoneType
 
+import msgspec
+
 from raylaunch.cluster.agent.copies.file_copies import FileCopies
-from raylaunch.core.machine.commits import Commit, HeldCommit
+from raylaunch.core.decoding import prepare
+from raylaunch.core.machine.commits import Commit, CopyAddress, HeldCommit, Holder, RestoreOrder
 from raylaunch.core.text import printable
 from raylaunch.node.protocol import acceptor
-from raylaunch.node.protocol.copy_messages import (
-    CopiesServed,
-    CopyAddress,
-    CopyFailed,
-    CopyOrder,
-    CopyReport,
-    CopyTo,
-    FreeMemory,
-    ServeCopies,
-)
-from raylaunch.node.protocol.messages import AnnounceCommit, LaunchWorkers
+from raylaunch.node.protocol.copy_messages import CopyReport, CopyWarning, HoldingStatus
+from raylaunch.node.protocol.messages import LaunchWorkers, ProposeCheckpoint
 from raylaunch.node.state import transfer
 from raylaunch.node.state.part_server import PartServer
 from raylaunch.node.state.state_files import StateFiles
@@ -39,14 +32,23 @@ _LOOK_SECONDS = 0.02
 """How often is looked whether there is another commit to copy."""
 _RETRY_SECONDS = (0.1, 0.3, 1.0)
 """The pauses after failures in a row; the last one is repeated."""
+_ASK_SECONDS = 3.0
+"""How long a subreaper may take to answer: it first imports what it needs. Where a host's processes are all gone, its
+kernel refuses at once."""
 _ORPHAN_TRIES = 4
 """How often a part is fetched from the subreaper of a killed agent, which may end."""
+
+prepare(RestoreOrder)
 
 
 @dataclass(slots=True)
 class _Work:
     """What threads are for. They end soon after `stop` is set."""
 
+    attempt: int = 0
+    target: CopyAddress | None = None
+    """Where commits of the attempt are copied to."""
+    is_begun: bool = False
     stop: threading.Event = field(default_factory=threading.Event)
 
 
@@ -56,78 +58,80 @@ class StateCopies:
     def __init__(
         self,
         memory: StateMemory,
-        address: str,
+        holder: Holder,
+        secret: str,
         report: Callable[[CopyReport], None],
         in_loop: Callable[[Callable[[], None]], None],
     ) -> None:
-        """`address`: where to listen. `in_loop`: has a function called in the event loop; any thread may call it."""
+        """`holder`: this node, and the address at which to listen. `secret`: what the agents of the run say.
+
+        `in_loop`: has a function called in the event loop; any thread may call it.
+        """
         self._memory = memory
-        self._address = address
+        self._secret = secret
         self._report = report
         self._in_loop = in_loop
-        self._server: PartServer | None = None
-        self._is_refused = False
-        #: Whether it was said that the script uses `State`, and files.
-        self._told: tuple[bool, bool] | None = None
-        self._uses_files = self._has_other_hosts = False
-        self._files = FileCopies(memory, self._say_in_loop, self._found_files)
+        self._server = self._serving(holder.at.host)
+        self._holder = replace(holder, at=replace(holder.at, port=self.port))
+        #: What subreapers of killed agents hold; None: they are being asked.
+        self._lost: tuple[Holder, ...] | None = ()
+        #: The attempt, if it has survivors, which need a commit; else 0.
+        self._with_survivors = 0
+        self._status = HoldingStatus()
+        memory.on_restore = self._restore
+        self._files = FileCopies(memory, secret, self._say_in_loop, self._found_files)
         self._pushing, self._fetching = _Work(), _Work()
 
-    def serve(self, *, is_asked: bool = False) -> None:
-        """Begin to serve other agents, once the node has something of a script's `State` or files, or is asked to."""
-        if self._told == (True, True) or self._is_refused:
-            return
-        uses_state = (self._told is not None and self._told[0]) or any(True for _ in self._memory.files)
-        used = uses_state, self._uses_files and self._has_other_hosts
-        if used == self._told or not (any(used) or is_asked):
-            return
-        if self._server is None:
-            try:
-                listener = acceptor.listen(self._address)
-                server = PartServer(listener, self._memory.files, lambda: self._memory.spared)
-                server.start()
-            except (OSError, RuntimeError) as error:
-                self._is_refused = True
-                self._report(CopyFailed(why=f"no copies of the state are made: {error}"))
-                return
-            self._server = server
-            self._memory.files.answer_when_killed(server.fileno(), server.address.secret)
-        self._told, where = used, self._server.address
-        self._report(
-            CopiesServed(host=where.host, port=where.port, secret=where.secret, uses_state=used[0], uses_files=used[1])
-        )
+    def _serving(self, address: str) -> PartServer | None:
+        try:
+            files = self._memory.files
+            server = PartServer(acceptor.listen(address), files, lambda: self._memory.spared, secret=self._secret)
+            server.start()
+        except (OSError, RuntimeError) as error:
+            self._report(CopyWarning(why=f"no copies of the state are made: {error}"))
+            return None
+        files.answer_when_killed(server.fileno(), self._secret)
+        return server
+
+    @property
+    def port(self) -> int:
+        """Where other agents are served; 0: nowhere."""
+        return self._server.address.port if self._server is not None else 0
+
+    def look(self) -> None:
+        """Copy the script's commits from the first one on."""
+        work = self._pushing
+        if work.target is not None and not work.is_begun and any(True for _ in self._memory.files):
+            work.is_begun = True
+            arguments = work, work.attempt, work.target
+            threading.Thread(target=self._push_all, args=arguments, daemon=True, name="raylaunch-state-copies").start()
 
     def _found_files(self) -> None:
-        def serve() -> None:
-            self._uses_files = True
-            self.serve()
-
         with contextlib.suppress(RuntimeError):  # the loop has ended
-            self._in_loop(serve)
+            self._in_loop(lambda: self._tell(replace(self._status, has_files=True)))
+
+    def _tell(self, status: HoldingStatus) -> None:
+        self._status = status
+        self._report(status)
 
     def _say_in_loop(self, why: str) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended
-            self._in_loop(lambda: self._report(CopyFailed(why=why)))
+            self._in_loop(lambda: self._report(CopyWarning(why=why)))
 
     def launch(self, order: LaunchWorkers) -> LaunchWorkers:
         """Begin another attempt. Return the order with whether its workers wait for files."""
         self.begin()
         self._memory.adopt()
-        self._has_other_hosts = order.assignment.nhosts > 1
-        self.serve(is_asked=bool(order.peers))
+        self._holder = replace(self._holder, ranks=tuple(order.assignment.ranks))
+        self._with_survivors = order.attempt if order.has_survivors else 0
+        self._ask_lost(order.lost)
         return self._files.launched(order)
 
-    def handle(self, order: CopyOrder) -> None:
-        """Carry out an order of the driver's."""
-        match order:
-            case CopyTo():
-                self.copy_to(order)
-            case ServeCopies():
-                self.serve(is_asked=True)
-            case FreeMemory():
-                self.close()
-                self._memory.files.folder.release()
-                self._memory.files.close()
+    def free(self) -> None:
+        """Free all that the node holds for the script."""
+        self.close()
+        self._memory.files.folder.release()
+        self._memory.files.close()
 
     def begin(self) -> None:
         """Begin another attempt: stop copying what the last one committed."""
@@ -138,35 +142,43 @@ class StateCopies:
         self._pushing.stop.set()
         self._fetching.stop.set()
 
-    def copy_to(self, order: CopyTo) -> None:
-        """Copy the commits of an attempt to another agent from now on, or to another one than before."""
+    def copy_to(self, order: LaunchWorkers | ProposeCheckpoint) -> None:
+        """Copy the commits of an attempt that has begun to another agent, or to another one than before."""
+        attempt, target = order.attempt, order.copies_to
+        if target is None or (attempt, target) == (self._pushing.attempt, self._pushing.target):
+            return
         self._pushing.stop.set()
-        self._pushing = _Work()
-        self._memory.begin_copies(order.attempt)
-        if order.target is None:
-            return
-        self._files.copy_to(order.target)
-        arguments = self._pushing, order.attempt, order.target
-        threading.Thread(target=self._push_all, args=arguments, daemon=True, name="raylaunch-state-copies").start()
+        self._pushing = _Work(attempt=attempt, target=target)
+        self._memory.begin_copies(attempt)
+        self._files.copy_to(target)
+        self.look()
 
-    def announce(self, order: AnnounceCommit, then: Callable[[], None]) -> None:
-        """Call `then` when the node has all parts that it needs of the commit to restore."""
-        if order.commit is None or not order.fetches:
-            then()
-            return
-        by_source: defaultdict[CopyAddress, list[HeldCommit]] = defaultdict(list)
-        for part, source in order.fetches:
-            by_source[source].append(HeldCommit(rank=part, world_size=order.world_size, commit=order.commit))
-        left = set(by_source)
+    def _ask_lost(self, addresses: tuple[CopyAddress, ...]) -> None:
+        """Ask the subreapers of killed agents what they hold, before the ranks choose what to restore."""
+        self._lost = None if addresses else ()
+        if addresses:
+            arguments = self._fetching, addresses
+            threading.Thread(target=self._ask_all, args=arguments, daemon=True, name="raylaunch-state-lost").start()
 
-        def fetched(source: CopyAddress) -> None:
-            left.discard(source)
-            if not left:
-                then()
-
-        for source, parts in by_source.items():
-            arguments = (self._fetching, source, parts, (order.commit, order.kept), fetched)
+    def _restore(self, text: str) -> str:
+        """Return what the ranks choose from, as JSON; "": not known yet. `text`: what they have chosen, or ""."""
+        if not text:
+            if self._lost is None:
+                return ""
+            return msgspec.json.encode((replace(self._holder, held=self._memory.held()), *self._lost)).decode()
+        order = msgspec.json.decode(text, type=RestoreOrder)
+        has_rank_0 = 0 in self._holder.ranks
+        if order.lost and has_rank_0:
+            self._report(CopyWarning(why=order.lost))
+        if order.commit is None and self._with_survivors:  # they wait for the next attempt
+            if has_rank_0:
+                self._tell(replace(self._status, stuck_attempt=self._with_survivors))
+        elif order.sources:
+            arguments = self._fetching, order
             threading.Thread(target=self._fetch_all, args=arguments, daemon=True, name="raylaunch-state-fetch").start()
+        else:
+            self._memory.announce(order)
+        return ""
 
     def close(self) -> None:
         """Close the port and end the threads: nothing is copied or fetched any more."""
@@ -199,29 +211,40 @@ class StateCopies:
 
     def _push(self, work: _Work, target: CopyAddress, parts: tuple[HeldCommit, ...]) -> None:
         rate = float("inf") if self._memory.is_hurried else transfer.COPY_BYTES_PER_SECOND
-        push(self._memory.files, target, parts, is_stopped=work.stop.is_set, rate=rate)
+        push(self._memory.files, target, self._secret, parts, is_stopped=work.stop.is_set, rate=rate)
 
-    def _fetch_all(
-        self,
-        work: _Work,
-        source: CopyAddress,
-        parts: list[HeldCommit],
-        spared: tuple[Commit | None, ...],
-        fetched: Callable[[CopyAddress], None],
-    ) -> None:
-        failures = 0
-        while not work.stop.is_set():
-            try:
-                with transfer.connection(source) as line:
-                    for part in parts:
-                        fetch(self._memory.files, line, part, spared)
-            except (OSError, CopyRefusedError) as error:
-                failures = self._failed(work, failures, f"cannot get its state from {source.node}", error)
-                if not source.orphaned or failures < _ORPHAN_TRIES:
-                    continue  # else its workers say what they lack, and the next attempt goes on without it
-            with contextlib.suppress(RuntimeError):  # the loop has ended
-                self._in_loop(lambda: None if work.stop.is_set() else fetched(source))
-            return
+    def _ask_all(self, work: _Work, addresses: tuple[CopyAddress, ...]) -> None:
+        found = []
+        for one in addresses:
+            with contextlib.suppress(OSError, CopyRefusedError):
+                with transfer.connection(one, self._secret, seconds=_ASK_SECONDS) as line:
+                    held = transfer.ask(line, tuple[HeldCommit, ...], "held")
+                found.append(Holder(at=one, held=held))
+
+        def learn() -> None:
+            if not work.stop.is_set():
+                self._lost = tuple(found)
+
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._in_loop(learn)
+
+    def _fetch_all(self, work: _Work, order: RestoreOrder) -> None:
+        """Get all parts that the node lacks, and then let its workers restore."""
+        assert order.commit is not None
+        for source, ranks in order.sources:
+            parts = [HeldCommit(rank=rank, world_size=order.world_size, commit=order.commit) for rank in ranks]
+            failures = 0
+            # Where a subreaper is gone, workers say what they lack, and the next attempt goes on without it.
+            while not work.stop.is_set() and not (source.orphaned and failures == _ORPHAN_TRIES):
+                try:
+                    with transfer.connection(source, self._secret) as line:
+                        for part in parts:
+                            fetch(self._memory.files, line, part, (order.commit, order.kept))
+                    break
+                except (OSError, CopyRefusedError) as error:
+                    failures = self._failed(work, failures, f"cannot get its state from {source.node}", error)
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._in_loop(lambda: None if work.stop.is_set() else self._memory.announce(order))
 
     def _failed(self, work: _Work, failures: int, what: str, error: Exception) -> int:
         """Wait before the next try. From the second failure on, say why."""
@@ -235,6 +258,7 @@ class StateCopies:
 def push(
     files: StateFiles,
     target: CopyAddress,
+    secret: str,
     parts: Iterable[HeldCommit],
     *,
     is_stopped: Callable[[], bool] = lambda: False,
@@ -244,7 +268,7 @@ def push(
 
     Raises CopyRefusedError, and OSError, also where it is stopped.
     """
-    with transfer.connection(target) as line:
+    with transfer.connection(target, secret) as line:
         for part in parts:
             with files.reading(part.rank, part.commit, part.world_size) as fd:
                 if fd is None:

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raylaunch.cluster.agent.copies import file_copies
-from raylaunch.node.protocol.copy_messages import CopyTo
 from raylaunch.node.state import transfer
 from tests import profiles
 from tests.cluster.agent.copies.test_file_copies import Side, launch
@@ -66,7 +65,7 @@ class World:
             case "retarget":
                 side, target = self.sides[one], self.sides[two]
                 if side is not target and side.name in self.targets:
-                    side.copies.handle(CopyTo(attempt=self._attempt, target=target.address))
+                    side.copy_to(self._attempt, target.address)
                     self.targets[side.name] = side, target
             case "lose":
                 self.sides[one].close()

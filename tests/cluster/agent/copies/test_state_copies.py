@@ -11,15 +11,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from types import NoneType
 
+import msgspec
 import pytest
 
 from raylaunch.cluster.agent.copies import state_copies
 from raylaunch.cluster.agent.copies.state_copies import StateCopies
-from raylaunch.core.machine.commits import Commit, HeldCommit
-from raylaunch.core.newtypes import NodeId
-from raylaunch.core.placement.environment import Member, assign
-from raylaunch.node.protocol.copy_messages import CopiesServed, CopyAddress, CopyFailed, CopyReport, CopyTo, FreeMemory
-from raylaunch.node.protocol.messages import AnnounceCommit
+from raylaunch.core.machine.commits import Commit, CopyAddress, HeldCommit, Holder, RestoreOrder
+from raylaunch.core.newtypes import HostId, NodeId
+from raylaunch.core.placement.environment import Member, Rendezvous, assign
+from raylaunch.node.protocol.copy_messages import CopyReport, CopyWarning, HoldingStatus
+from raylaunch.node.protocol.messages import LaunchWorkers, ProposeCheckpoint
 from raylaunch.node.state import inheritance, transfer
 from raylaunch.node.state.fd_store import FdStore, FdStoreClient
 from raylaunch.node.state.state_files import FIRST_COPY
@@ -32,6 +33,7 @@ from raylaunch.worker.state.commit_buffer import COMPLETED_BUFFER, LIGHT_BUFFERS
 from tests.node.harness import until
 
 SIZE = 3 * 2**20
+SECRET = "1" * 64
 SHARED = 2**20 + 100
 INTERVAL = 7
 WORLD = [Member(node=NodeId(f"node-{n}"), address="", nproc=2, host=f"host-{n}") for n in (0, 1)]
@@ -50,13 +52,25 @@ class Side:
         self.page, self.fd = SharedPage.create()
         self.store = FdStoreClient()
         self.memory = StateMemory(self.page, self.secret, self.most, store=self.store)
-        self.copies = StateCopies(self.memory, "127.0.0.1", self.reports.append, lambda work: work())
+        self.copies = StateCopies(
+            self.memory,
+            Holder(
+                at=CopyAddress(node=NodeId(f"node-{self.number}"), host="127.0.0.1", port=0),
+                host=HostId(f"host-{self.number}"),
+            ),
+            SECRET,
+            self.reports.append,
+            lambda work: work(),
+        )
         self.begin(1)
 
     def begin(self, attempt: int) -> None:
         self.memory.begin(assign(attempt, WORLD)[self.number])
         self.page.numbers[fields.ATTEMPT] = attempt
         self.copies.begin()
+
+    def copy_to(self, target: Side, attempt: int = 1) -> None:
+        self.copies.copy_to(ProposeCheckpoint(attempt=attempt, step=0, copies_to=target.address))
 
     @property
     def ranks(self) -> tuple[int, int]:
@@ -65,7 +79,7 @@ class Side:
     def commit(self, steps: int, *, attempt: int = 1, index: int = 0, kept: bool = True) -> None:
         for rank in self.ranks:
             self.seal(part(rank, steps, attempt), index, kept=kept)
-        self.copies.serve()
+        self.copies.look()
 
     def seal(self, one: HeldCommit, index: int = 0, *, kept: bool = True, size: int = SIZE) -> CommitBuffer:
         assert self.memory.files.reserve((one.rank, index), size) == ""
@@ -80,8 +94,15 @@ class Side:
 
     @property
     def address(self) -> CopyAddress:
-        (served,) = [report for report in self.reports if isinstance(report, CopiesServed)]
-        return CopyAddress(node=NodeId(f"node-{self.number}"), host=served.host, port=served.port, secret=served.secret)
+        return CopyAddress(node=NodeId(f"node-{self.number}"), host="127.0.0.1", port=self.copies.port)
+
+    def restore(self, order: RestoreOrder) -> None:
+        """The first rank says what its node restores."""
+        self.memory.on_restore(msgspec.json.encode(order).decode())
+
+    def told_of(self) -> list[Holder]:
+        """Return what the first rank learns of what there is; empty: that is not known yet."""
+        return msgspec.json.decode(self.memory.on_restore("") or "[]", type=list[Holder])
 
     def has(self, one: HeldCommit) -> bool:
         """Return whether the node has the part as it was committed."""
@@ -93,6 +114,10 @@ class Side:
         found = bytes(memoryview(buffer.memory).cast("B")[start : start + len(part_of_it)])
         is_same = (buffer.read_pickle(), found, buffer.header.held()) == (content(one), share(one), one)
         return is_same and buffer.header.interval == INTERVAL
+
+    def is_told(self) -> bool:
+        """Return whether the workers know what to restore."""
+        return self.page.numbers[fields.RESTORE_DECIDED] == self.page.numbers[fields.ATTEMPT]
 
     def copied(self) -> int:
         return self.page.numbers[fields.COPIED_STEPS]
@@ -147,7 +172,7 @@ def test_what_all_ranks_of_a_node_have_marked_is_copied_and_an_older_copy_stays_
     first, second = sides
     serving(first, second)
     assert (first.copied(), first.page.numbers[fields.COPYING]) == (0, 0)
-    first.copies.copy_to(CopyTo(attempt=1, target=second.address))
+    first.copy_to(second)
     assert first.page.numbers[fields.COPYING] == 1
     first.seal(part(0, 5), 0)
     first.seal(part(1, 4), 0)
@@ -162,19 +187,16 @@ def test_what_all_ranks_of_a_node_have_marked_is_copied_and_an_older_copy_stays_
     assert {one.copied for one in second.memory.held() if one.rank < 2} == {True}
 
 
-def test_a_node_copies_nothing_while_its_target_is_not_known_and_workers_mark_commits_meanwhile(sides):
-    """Also one that made no copies before: as the only one, or if it copied to a node that leaves."""
+def test_a_node_without_state_copies_nothing_and_its_first_commit_begins_that(sides):
+    """No thread looks for commits of a script that makes none."""
     first, second = sides
-    serving(first, second)
-    for steps in (5, 6):
-        first.copies.copy_to(CopyTo(attempt=1, target=None))
-        assert first.page.numbers[fields.COPYING] == 1
-        until(lambda: "raylaunch-state-copies" not in {each.name for each in threading.enumerate()}, "copies to end")
-        first.commit(steps)
-        assert not second.has(part(1, steps))
-        first.copies.copy_to(CopyTo(attempt=1, target=second.address))
-        until(lambda steps=steps: first.copied() == steps, "the copy to be made")
-        assert second.has(part(1, steps))
+    first.copy_to(second)
+    assert first.page.numbers[fields.COPYING] == 1
+    assert "raylaunch-state-copies" not in {each.name for each in threading.enumerate()}
+    assert first.reports == []
+    first.commit(5)
+    until(lambda: first.copied() == 5, "the copy to be made")
+    assert first.reports == []
 
 
 def test_a_part_that_is_copied_again_does_not_cost_the_one_before(sides):
@@ -183,7 +205,7 @@ def test_a_part_that_is_copied_again_does_not_cost_the_one_before(sides):
     serving(first, second)
     for steps, index in ((5, 0), (6, 1), (6, 1)):
         first.seal(part(0, steps), index)
-        state_copies.push(first.memory.files, second.address, (part(0, steps),))
+        state_copies.push(first.memory.files, second.address, SECRET, (part(0, steps),))
     assert second.has(part(0, 5))
     assert second.has(part(0, 6))
 
@@ -191,16 +213,14 @@ def test_a_part_that_is_copied_again_does_not_cost_the_one_before(sides):
 def test_a_new_agent_fetches_the_parts_of_its_ranks_before_its_workers_are_told(sides):
     first, second = sides
     serving(first, second)
-    first.copies.copy_to(CopyTo(attempt=1, target=second.address))
+    first.copy_to(second)
     first.commit(5)
     until(lambda: first.copied() == 5, "the copy to be made")
     newcomer = Side(0)
     newcomer.begin(2)
     commit = Commit(1, 5)
-    order = AnnounceCommit(
-        attempt=2, commit=commit, world_size=4, kept=commit, fetches=tuple((rank, second.address) for rank in (0, 1))
-    )
-    newcomer.copies.announce(order, lambda: newcomer.memory.announce(order))
+    order = RestoreOrder(commit=commit, world_size=4, kept=commit, sources=((second.address, (0, 1)),))
+    newcomer.restore(order)
     until(lambda: newcomer.page.numbers[fields.RESTORE_DECIDED] == 2, "the parts to be there")
     assert newcomer.has(part(0, 5))
     assert newcomer.has(part(1, 5))
@@ -211,13 +231,12 @@ def test_a_new_agent_fetches_the_parts_of_its_ranks_before_its_workers_are_told(
 def test_a_part_that_is_not_there_is_asked_for_again_until_the_next_attempt(sides):
     first, second = sides
     serving(first, second)
-    order = AnnounceCommit(attempt=1, commit=Commit(1, 9), world_size=4, fetches=((3, second.address),))
-    told = []
-    first.copies.announce(order, lambda: told.append(1))
-    until(lambda: any(isinstance(report, CopyFailed) for report in first.reports), "the failure to be said")
+    order = RestoreOrder(commit=Commit(1, 9), world_size=4, sources=((second.address, (3,)),))
+    first.restore(order)
+    until(lambda: any(isinstance(report, CopyWarning) for report in first.reports), "the failure to be said")
     assert first.reports[-1].why == "a node cannot get its state from node-1: this node does not have the part"
     second.seal(part(3, 9))
-    until(lambda: told, "the part to be there")
+    until(first.is_told, "the part to be there")
     first.begin(2)
 
 
@@ -225,13 +244,12 @@ def test_a_node_that_is_to_copy_to_another_one_than_before_still_gets_what_it_fe
     """Another node has begun to serve, or is drained, while the attempt begins."""
     first, second = sides
     serving(first, second)
-    first.copies.copy_to(CopyTo(attempt=1, target=second.address))
-    order = AnnounceCommit(attempt=1, commit=Commit(1, 9), world_size=4, fetches=((3, second.address),))
-    told = []
-    first.copies.announce(order, lambda: told.append(1))
-    first.copies.copy_to(CopyTo(attempt=1, target=second.address))
+    first.copy_to(second)
+    order = RestoreOrder(commit=Commit(1, 9), world_size=4, sources=((second.address, (3,)),))
+    first.restore(order)
+    first.copy_to(second)
     second.seal(part(3, 9))
-    until(lambda: told, "the part to be there")
+    until(first.is_told, "the part to be there")
     assert first.has(part(3, 9))
 
 
@@ -244,23 +262,20 @@ def test_a_node_fetches_light_parts_and_the_whole_one_of_a_survivor_elsewhere(si
     second.seal(completed(2, 9), COMPLETED_BUFFER)
     first.seal(light(2, 9), FIRST_COPY)
     first.seal(completed(0, 9), COMPLETED_BUFFER)
-    order = AnnounceCommit(
-        attempt=1, commit=Commit(1, 9), world_size=4, fetches=tuple((rank, second.address) for rank in (0, 2, 3))
-    )
-    told = []
-    first.copies.announce(order, lambda: told.append(1))
-    until(lambda: told, "the parts to be there")
+    order = RestoreOrder(commit=Commit(1, 9), world_size=4, sources=((second.address, (0, 2, 3)),))
+    first.restore(order)
+    until(first.is_told, "the parts to be there")
     assert first.has(completed(0, 9))
     assert first.has(completed(2, 9))
     assert first.has(light(3, 9))
-    assert [one for one in first.reports if isinstance(one, CopyFailed)] == []
+    assert [one for one in first.reports if isinstance(one, CopyWarning)] == []
 
 
 def test_light_commits_are_not_copied_to_other_hosts(sides):
     """Without what is equal on all ranks they are worth nothing there."""
     first, second = sides
     serving(first, second)
-    first.copies.copy_to(CopyTo(attempt=1, target=second.address))
+    first.copy_to(second)
     first.commit(5)
     for rank in first.ranks:
         first.seal(light(rank, 6), LIGHT_BUFFERS[0], kept=False)
@@ -274,9 +289,9 @@ def test_copies_count_for_the_limit_and_the_lack_of_memory_is_said(sides):
     small = Side(1, most=5 * SIZE // 2)
     small.commit(1, kept=False)
     serving(first)
-    first.copies.copy_to(CopyTo(attempt=1, target=small.address))
+    first.copy_to(small)
     first.commit(5)
-    until(lambda: any(isinstance(report, CopyFailed) for report in first.reports), "the failure to be said")
+    until(lambda: any(isinstance(report, CopyWarning) for report in first.reports), "the failure to be said")
     assert "a node has no copy of its state on node-1: the buffers of `State` need" in first.reports[-1].why
     assert first.copied() == 0
     small.close()
@@ -288,7 +303,7 @@ def test_stale_files_are_freed_when_newer_ones_are_copied_twice(sides):
     serving(first, second)
     second.seal(part(0, 1), FIRST_COPY)
     second.memory.begin(assign(2, [WORLD[1], WORLD[0]])[0])
-    second.memory.announce(AnnounceCommit(attempt=2, commit=Commit(1, 1), world_size=4))
+    second.memory.announce(RestoreOrder(commit=Commit(1, 1), world_size=4))
     second.seal(part(0, 3, 2), 0)
     second.seal(part(1, 3, 2), 0)
     second.memory.copied(Commit(2, 3))
@@ -319,17 +334,17 @@ def test_a_part_that_is_overwritten_while_it_is_read_is_not_sealed(sides, monkey
     monkeypatch.setattr(transfer, "part_bytes", overwritten)
     first.seal(part(0, 5), 0)
     with pytest.raises(CopyRefusedError, match="changed while it was copied"):
-        state_copies.push(first.memory.files, second.address, (part(0, 5),))
+        state_copies.push(first.memory.files, second.address, SECRET, (part(0, 5),))
     assert not second.has(part(0, 5))
     with pytest.raises(TornError, match="overwritten before it was copied"):
-        state_copies.push(first.memory.files, second.address, (part(0, 5),))
+        state_copies.push(first.memory.files, second.address, SECRET, (part(0, 5),))
 
 
 def test_damaged_bytes_are_noticed(sides):
     first, second = sides
     serving(first, second)
     one = part(0, 5)
-    with transfer.connection(second.address) as line:
+    with transfer.connection(second.address, SECRET) as line:
         transfer.ask(line, NoneType, "push", part=one, size=5000)
         line.sendall(bytes(5000) + transfer.TRAILER.pack(True, 1))
         with pytest.raises(CopyRefusedError, match="its checksum is wrong"):
@@ -350,14 +365,14 @@ def test_damaged_bytes_are_noticed(sides):
 )
 def test_nonsense_ends_the_connection(sides, garbage):
     serving(sides[0])
-    with transfer.connection(sides[0].address) as line, pytest.raises(ConnectionResetError):
+    with transfer.connection(sides[0].address, SECRET) as line, pytest.raises(ConnectionResetError):
         transfer.ask(line, NoneType, **garbage)
 
 
 def test_more_than_the_node_may_hold_is_refused_before_it_is_sent(sides):
     serving(sides[0])
     with (
-        transfer.connection(sides[0].address) as line,
+        transfer.connection(sides[0].address, SECRET) as line,
         pytest.raises(CopyRefusedError, match="of this node's memory"),
     ):
         transfer.ask(line, NoneType, "push", part=part(2, 5), size=1 << 39)
@@ -380,8 +395,8 @@ def test_what_is_said_of_a_part_in_a_list(one):
         assert transfer.read_answer(theirs, tuple[HeldCommit, ...]) == (one, part(1, 4))
 
 
-def held_by(address: CopyAddress) -> tuple[HeldCommit, ...]:
-    with transfer.connection(address) as line:
+def held_by(address: CopyAddress, secret: str = SECRET) -> tuple[HeldCommit, ...]:
+    with transfer.connection(address, secret) as line:
         return transfer.ask(line, tuple[HeldCommit, ...], "held")
 
 
@@ -411,10 +426,8 @@ def test_the_subreaper_of_an_agent_that_was_killed_gives_what_it_holds_to_others
     other = Side(1)
     other.begin(2)
     source = replace(killed.address, orphaned=True)
-    order = AnnounceCommit(
-        attempt=2, commit=Commit(1, 6), world_size=4, fetches=tuple((rank, source) for rank in (0, 1))
-    )
-    other.copies.announce(order, lambda: other.memory.announce(order))
+    order = RestoreOrder(commit=Commit(1, 6), world_size=4, sources=((source, (0, 1)),))
+    other.restore(order)
     until(lambda: other.page.numbers[fields.RESTORE_DECIDED] == 2, "the parts to be there")
     assert other.has(part(0, 6))
     assert other.has(part(1, 6))
@@ -426,9 +439,8 @@ def test_the_subreaper_of_an_agent_that_was_killed_gives_the_whole_part_of_a_sur
     other = Side(1)
     other.begin(2)
     source = replace(killed.address, orphaned=True)
-    fetched = ((0, source), (1, source))
-    order = AnnounceCommit(attempt=2, commit=Commit(1, 9), world_size=4, fetches=fetched)
-    other.copies.announce(order, lambda: other.memory.announce(order))
+    order = RestoreOrder(commit=Commit(1, 9), world_size=4, sources=((source, (0, 1)),))
+    other.restore(order)
     until(lambda: other.page.numbers[fields.RESTORE_DECIDED] == 2, "the parts to be there")
     assert other.has(light(1, 9))
     is_whole = other.has(completed(0, 9))
@@ -438,8 +450,8 @@ def test_the_subreaper_of_an_agent_that_was_killed_gives_the_whole_part_of_a_sur
 
 def test_the_subreaper_knows_who_may_ask_and_takes_nothing(killed):
     with pytest.raises(ConnectionError, match="does not admit"):
-        held_by(replace(killed.address, secret="0" * 64))
-    with transfer.connection(killed.address) as line:
+        held_by(killed.address, "0" * 64)
+    with transfer.connection(killed.address, SECRET) as line:
         with pytest.raises(CopyRefusedError, match="may use 0"):
             transfer.ask(line, NoneType, "push", part=part(0, 7), size=5000)
         with pytest.raises(CopyRefusedError, match="this node does not have the part"):
@@ -461,7 +473,7 @@ def test_what_no_other_agent_is_to_have_is_freed():
     side.commit(5, kept=False)
     store = FdStore(side.store.connect().detach())
     side.store.send_all()
-    side.copies.handle(FreeMemory())
+    side.copies.free()
     assert list(side.memory.files) == []
     assert side.memory.files.reserve((2, FIRST_COPY), SIZE) == ""
     store.receive()
@@ -476,10 +488,44 @@ def test_workers_are_told_even_where_the_subreaper_is_gone_meanwhile(sides):
     serving(first)
     gone = replace(first.address, orphaned=True)
     first.copies.close()
-    order = AnnounceCommit(attempt=1, commit=Commit(1, 6), world_size=4, fetches=((0, gone),))
-    second.copies.announce(order, lambda: second.memory.announce(order))
+    order = RestoreOrder(commit=Commit(1, 6), world_size=4, sources=((gone, (0,)),))
+    second.restore(order)
     until(lambda: second.page.numbers[fields.RESTORE_DECIDED] == 1, "the workers to be told")
     assert not second.has(part(0, 6))
     assert any(
-        "cannot get its state from node-0" in each.why for each in second.reports if isinstance(each, CopyFailed)
+        "cannot get its state from node-0" in each.why for each in second.reports if isinstance(each, CopyWarning)
     )
+
+
+def launched(attempt: int, number: int = 1, **more) -> LaunchWorkers:
+    meeting = Rendezvous(master_addr="", master_port=0, run_id="", max_restarts=0, restart_count=0, role="")
+    return LaunchWorkers(assignment=assign(attempt, WORLD)[number], rendezvous=meeting, **more)
+
+
+def test_the_node_of_rank_0_asks_what_killed_agents_have_left(killed):
+    """Before the ranks choose what to restore. A subreaper that is gone has nothing."""
+    side = Side(1)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        gone = replace(killed.address, port=server.getsockname()[1], node=NodeId("gone"))
+    side.copies.launch(launched(2, lost=(replace(killed.address, orphaned=True), gone)))
+    until(side.told_of, "the answer")
+    own, found = side.told_of()
+    assert (own.at, own.ranks, found.at) == (side.address, (2, 3), replace(killed.address, orphaned=True))
+    assert {one.commit.steps for one in found.held} == {5, 6, 9}
+    side.copies.launch(launched(3))
+    assert side.told_of() == [own]
+    side.close()
+
+
+def test_survivors_without_a_commit_wait_for_the_next_attempt_and_a_person_is_told_once(sides):
+    """The driver is told so by the node of rank 0."""
+    nothing = RestoreOrder(lost="a part is missing")
+    for number, side in enumerate(sides):
+        side.copies.launch(launched(1, number, has_survivors=True))
+        side.restore(nothing)
+        assert not side.is_told()
+    assert sides[0].reports == [CopyWarning(why="a part is missing"), HoldingStatus(stuck_attempt=1)]
+    assert sides[1].reports == []
+    sides[1].copies.launch(launched(1))
+    sides[1].restore(nothing)
+    assert sides[1].is_told()
