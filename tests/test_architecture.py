@@ -101,6 +101,7 @@ CAPABILITIES = {
         "cluster.probes.hang_probe",
         *(f"core.monitoring.hang_{part}" for part in ("cause", "detector", "policy")),
     ),
+    "notices": ("capabilities.notices",),
     "peers": ("capabilities.peers", "core.machine.peers"),
     "terminal": ("capabilities.terminal",),
     "takeover": ("cluster.takeover", "cluster.succession", "core.driver_replaced", "core.machine.resuming"),

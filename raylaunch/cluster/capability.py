@@ -37,6 +37,8 @@ class DriverPort:
     """Show a node the capability's section of its goal, in place of the last one. It is sent at once."""
     call: Callable[[Callable[[], None]], None]
     """Have the driver's loop call this. Any thread may call it."""
+    say: Callable[[str], None]
+    """Print a line to the person."""
 
 
 class DriverPart(Protocol):

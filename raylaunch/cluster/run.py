@@ -17,6 +17,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from raylaunch.capabilities.notices.agent import PreemptionNotices
+from raylaunch.capabilities.notices.driver import NoticeDrains
 from raylaunch.capabilities.peers.agent import PeerProbe
 from raylaunch.capabilities.peers.driver import PeerCheck
 from raylaunch.capabilities.terminal.agent import WorkerTerminal
@@ -54,7 +56,10 @@ if TYPE_CHECKING:
 WANTED = "ray>=2.44"
 """The versions of Ray that can be used, as in the project's metadata: these are missing if raylaunch was copied."""
 
-CAPABILITIES = (Capability(name="peers", driver=PeerCheck, agent=PeerProbe),)
+CAPABILITIES = (
+    Capability(name="peers", driver=PeerCheck, agent=PeerProbe),
+    Capability(name="notices", driver=NoticeDrains, agent=PreemptionNotices),
+)
 """What all runs can do besides what the kernel does."""
 
 

@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 from raylaunch.core.job.job import LOG_LAYOUTS, PLACEMENTS, Job, RayOptions
+from raylaunch.core.job.validation import NOTICES
 
 Value = str | list[str] | None
 """The value of the setting that a flag sets; None: the flag has no effect, as if it were not given."""
@@ -75,6 +76,7 @@ _METAVARS = {
     "gpus_per_worker": "N|auto",
     "cpus_per_worker": "N",
     "placement": "|".join(PLACEMENTS),
+    "preemption_notices": "|".join(NOTICES),
     "preload": "MODULES",
     "env": "NAME=VALUE",
     "log_layout": "|".join(LOG_LAYOUTS),

@@ -69,6 +69,7 @@ class SpawnSettings(TypedDict, total=False):
     join_timeout: float
     multiple_of: int
     spares: int
+    preemption_notices: Literal["off", "aws", "gcp", "azure"]
     exclude_after: int
     node_timeout: float
     hang_timeout: float | Literal["auto", "off"]

@@ -173,7 +173,7 @@ class Driver:
         tracker = tracker_of(job, calls_should_checkpoint=ledger is not None and ledger.calls_should_checkpoint)
         self.monitor = ProgressMonitor(tracker, fleet, self._write_stacks, observer.on_message)
         #: By the names of their capabilities.
-        self._parts = {each.name: _begun(each, self, fleet) for each in capabilities}
+        self._parts = {each.name: _begun(each, self, fleet, observer.on_message) for each in capabilities}
         self._executor = Executor(self.machine, run_id, fleet, self.monitor, self.nodes)
         #: Gets the stacks of the workers of each node, in the thread of `run`.
         self.on_stacks: Callable[[StacksDumped], None] = lambda _: None
@@ -519,7 +519,7 @@ class Driver:
         self._executor.store_open(node, word)
 
 
-def _begun(capability: Capability, driver: Driver, fleet: Fleet) -> DriverPart:
+def _begun(capability: Capability, driver: Driver, fleet: Fleet, say: Callable[[str], None]) -> DriverPart:
     def show(node: NodeId, body: bytes) -> None:
         fleet.send(node, CapabilitySection(capability=capability.name, body=body))
 
@@ -530,7 +530,7 @@ def _begun(capability: Capability, driver: Driver, fleet: Fleet) -> DriverPart:
 
         driver.call(works, Future())
 
-    return capability.driver(DriverPort(machine=driver.machine, send=fleet.send, show=show, call=call))
+    return capability.driver(DriverPort(machine=driver.machine, send=fleet.send, show=show, call=call, say=say))
 
 
 def _saving(why: str, *, can_save: bool) -> str:

@@ -209,6 +209,9 @@ class Job:
     """WORLD_SIZE is always a multiple of this number. Nodes beyond the last multiple wait."""
     spares: int = 0
     """Nodes beyond MAX that are kept ready, and replace lost nodes at once."""
+    preemption_notices: str = "off"
+    """The cloud whose notices drain a node. With `aws`, `gcp` or `azure`, each node asks the metadata server of its
+    machine every two seconds whether the machine will be taken away. `off`: none is asked."""
     exclude_after: int = 3
     """Failures within an hour, or losses, after which a host is not used for a while. It is used nevertheless if the
     job has too few nodes without it. 0: every host is always used."""

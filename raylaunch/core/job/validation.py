@@ -98,6 +98,8 @@ _RANGES = {
 }
 """By the key of a job. Some of these settings may also be text, which is not looked at here."""
 
+NOTICES = ("off", "aws", "gcp", "azure")
+"""What `preemption_notices` may be."""
 _NODES = _NumberRange(1, _MAX_NODES)
 """The range of each number in `nnodes`."""
 _RULE_WORKERS = _NumberRange(0, _MAX_WORKERS, hint="0 excludes such nodes")
@@ -236,6 +238,7 @@ def _variable_problems(key: str, env: dict[str, str]) -> Iterator[Problem]:
 def _word_problems(job: Job) -> Iterator[Problem]:
     for key, words in (
         ("placement", PLACEMENTS),
+        ("preemption_notices", NOTICES),
         ("start_method", tuple(StartMethod)),
         ("log_layout", LOG_LAYOUTS),
         ("event_log_handler", EVENT_LOG_HANDLERS),

@@ -170,6 +170,7 @@ def test_functions_take_keyword_arguments():
         ({"gpus_per_worker": "half"}, "`half` is neither a number of GPUs nor auto"),
         ({"gpus_per_worker": 1.5}, "`1.5` is neither a number of GPUs nor auto"),
         ({"gpus_per_worker": -0.5}, "`-0.5` is neither a number of GPUs nor auto"),
+        ({"preemption_notices": "on"}, "`on` is not one of off, aws, gcp, azure"),
         ({"placement": "packed"}, "`packed` is not one of auto, spread, pack"),
         ({"start_method": "fork"}, "`fork` is not one of forkserver, spawn"),
         ({"show": "rank 0"}, "`rank 0` is not `all`, `raw`, `none` or a list of ranks like `0,3`"),
