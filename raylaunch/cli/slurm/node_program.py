@@ -33,6 +33,8 @@ _HEAD_SECONDS = 120.0
 _END_SECONDS = 10.0
 _POLL_SECONDS = 0.25
 _DRAIN_SECONDS = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
+_MARK = "RAYLAUNCH_SLURM_NODE"
+"""A variable of all processes that Ray starts on a node: the job and the number of the task."""
 _STARTED = "Ray runtime started"
 """What `ray start` prints when its node is up."""
 
@@ -110,10 +112,11 @@ def _ray_node(address: str, options: Sequence[str], environ: Mapping[str, str]) 
     # Several clusters, and nodes of this one, may share a machine. So Linux chooses all ports but the head's.
     ports = ["--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"]
     command = ["ray.scripts.scripts", "start", "--block", "--disable-usage-stats", *ports, *options]
+    node = f"{environ['SLURM_JOB_ID']}.{environ['SLURM_PROCID']}."
     log = folder / f"ray-start-{name}.log"
     with open(folder / "start.lock", "w") as lock, log.open("w") as output:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two that start at the same time would take the same names
-        process = _start(command, environ, output.fileno())
+        process = _start(command, {**environ, _MARK: node}, output.fileno())
         while _STARTED not in (said := log.read_text(errors="replace")) and process.poll() is None:
             time.sleep(_POLL_SECONDS)
     try:
@@ -121,17 +124,21 @@ def _ray_node(address: str, options: Sequence[str], environ: Mapping[str, str]) 
             raise ClusterError(f"`ray start` failed on {name}:\n{said}")
         yield process
     finally:
-        _end(process, folder)
+        _end(process, f"{_MARK}={node}", folder)
 
 
-def _end(process: subprocess.Popen[bytes], folder: Path) -> None:
-    """End Ray on this node, and remove its folder."""
+def _end(process: subprocess.Popen[bytes], mark: str, folder: Path) -> None:
+    """End Ray on this node and all that it has started, and remove its folder."""
     process.send_signal(signal.SIGINT)  # and not SIGTERM, by which it would be drained first
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(_END_SECONDS)
     process.kill()
     process.wait()
-    if not _is_used(folder):
+    # An agent of raylaunch that was killed leaves processes for its successor, which stay for a minute.
+    for pid in _having(mark, "environ"):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    if not any(_having(str(folder), "cmdline")):  # of all processes of Ray
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -144,13 +151,12 @@ def _folder(address: str) -> Path:
     return Path(f"/tmp/raylaunch-slurm-{os.getuid()}-{address.rpartition(':')[2]}")  # noqa: S108
 
 
-def _is_used(folder: Path) -> bool:
-    """Return whether a process has the folder in its command line, as all of Ray's have."""
-    for file in Path("/proc").glob("[0-9]*/cmdline"):
+def _having(text: str, file: str) -> Iterator[int]:
+    """Yield the processes that have a text in a file of theirs in /proc."""
+    for path in Path("/proc").glob(f"[0-9]*/{file}"):
         with contextlib.suppress(OSError):
-            if os.fsencode(folder) in file.read_bytes():
-                return True
-    return False
+            if os.fsencode(text) in path.read_bytes():
+                yield int(path.parent.name)
 
 
 def _start(module: Sequence[str], environ: Mapping[str, str], output: int | None = None) -> subprocess.Popen[bytes]:

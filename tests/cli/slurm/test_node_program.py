@@ -12,6 +12,8 @@ import pytest
 
 from raylaunch.cli.slurm import node_program
 from raylaunch.errors import ClusterError, ExitCode
+from raylaunch.node.linux import procfs
+from tests.cluster.conftest import wait_until
 
 
 @pytest.fixture
@@ -104,3 +106,17 @@ def test_a_folder_in_use_stays(node, ray_is, head, tmp_path):
             join(head, node)
         process.kill()
     assert (tmp_path / "ray").exists()
+
+
+def test_what_ray_leaves_is_killed(node, ray_is, head, tmp_path):
+    """Such as what an agent has started that was killed: a process in a session of its own."""
+    ray_is(f"""
+import subprocess
+child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+open({str(tmp_path / "pid")!r}, "w").write(str(child.pid))
+raise SystemExit(1)
+""")
+    with pytest.raises(ClusterError):
+        join(head, node)
+    left = int((tmp_path / "pid").read_text())
+    wait_until(lambda: procfs.process_state(left) in ("", "Z"), 60, "the process to be gone")
