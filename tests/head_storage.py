@@ -12,6 +12,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import ray
+from ray._private.node import Node
+
 from tests.private_cluster import marked
 
 _SECONDS = 20.0
@@ -20,6 +23,16 @@ _SECONDS = 20.0
 def why_not() -> str:
     """Return why there can be no Redis here; "": there can."""
     return "" if shutil.which("redis-server") else "redis-server is not installed"
+
+
+def why_no_rocksdb() -> str:
+    """Return why the head cannot keep its tables in a RocksDB; "": it can."""
+    return "" if hasattr(Node, "_is_rocksdb_gcs") else f"Ray {ray.__version__} has no RocksDB"
+
+
+def rocksdb(folder: Path) -> dict[str, str]:
+    """Return the variables by which the head keeps its tables in files of this folder, without another process."""
+    return {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(folder)}
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -181,12 +181,12 @@ def private_cluster(
     labels: str = "",
     lean: bool = False,
     autoscaler: Autoscaler | None = None,
-    storage: str = "",
+    storage: Mapping[str, str] | None = None,
 ) -> Iterator[Cluster]:
     """Start a cluster. `dashboard` is needed for `ray job submit`, and needs `ray[default]`.
 
     `gpus`: logical ones; None: those that Ray finds. `lean`: see `LEAN` and `NO_PRESTART`, and without the dashboard
-    `lean_ray.py`. `storage`: the address of the Redis in which the head keeps its tables; "": in its own memory.
+    `lean_ray.py`. `storage`: the variables that say where the head keeps its tables; None: in its own memory.
     """
     cluster = start(
         cpus=cpus, gpus=gpus, dashboard=dashboard, labels=labels, lean=lean, autoscaler=autoscaler, storage=storage
@@ -205,7 +205,7 @@ def start(
     labels: str = "",
     lean: bool = False,
     autoscaler: Autoscaler | None = None,
-    storage: str = "",
+    storage: Mapping[str, str] | None = None,
 ) -> Cluster:
     """Start a cluster, which the caller must stop."""
     # Ray's socket paths must stay below 108 characters: a short folder, whatever TMPDIR says.
@@ -235,7 +235,7 @@ def start(
         command.append(f"--autoscaling-config={autoscaler.config(cluster, cpus)}")
         env |= autoscaler.env()
     if storage:
-        env["RAY_REDIS_ADDRESS"] = storage
+        env |= storage
     _run(cluster, command, env)
     return cluster
 

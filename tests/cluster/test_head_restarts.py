@@ -1,7 +1,8 @@
-"""The head of the cluster (its GCS) is killed and started again, with Redis as its storage and without."""
+"""The head of the cluster (its GCS) is killed and started again, with Redis or RocksDB as its storage, and without."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -29,14 +30,20 @@ for step in itertools.count():
 """
 
 
-@pytest.fixture
-def stored(tmp_path: Path) -> Iterator[Launcher]:
-    """A cluster whose head keeps its tables in Redis."""
-    if reason := head_storage.why_not():
+@pytest.fixture(params=["redis", "rocksdb"])
+def stored(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Launcher]:
+    """A cluster whose head keeps its tables in Redis, or in files."""
+    kind = request.param
+    if reason := head_storage.why_not() if kind == "redis" else head_storage.why_no_rocksdb():
         pytest.skip(reason)
-    (port,) = free_ports(1)
-    with head_storage.redis(tmp_path, port) as storage, private_cluster(cpus=6, lean=True, storage=storage) as cluster:
-        yield Launcher(tmp_path, cluster)
+    with contextlib.ExitStack() as stack:
+        if kind == "redis":
+            address = stack.enter_context(head_storage.redis(tmp_path, *free_ports(1)))
+            storage = {"RAY_REDIS_ADDRESS": address}
+        else:
+            (tmp_path / "tables").mkdir()
+            storage = head_storage.rocksdb(tmp_path / "tables")
+        yield Launcher(tmp_path, stack.enter_context(private_cluster(cpus=6, lean=True, storage=storage)))
 
 
 @pytest.fixture
