@@ -155,6 +155,8 @@ class Memory {
       free_.erase(at);
       if (room > size) free_[at + size] = room - size;
       sizes_[at] = size;
+      used_ += size;
+      most_ = std::max(most_, used_);
       return base_ + at;
     }
     throw std::bad_alloc();
@@ -166,6 +168,7 @@ class Memory {
       const size_t size = sizes_.at(at);
       std::memset(alias_ + at, kFreed, size);
       sizes_.erase(at);
+      used_ -= size;
       auto next = free_.lower_bound(at);
       auto own = free_.emplace_hint(next, at, size);
       if (next != free_.end() && at + size == next->first) {
@@ -183,17 +186,17 @@ class Memory {
   }
   bool has(const void* pointer) const { return pointer >= base_ && pointer < base_ + kBytes; }
   void* readable(const void* pointer) const { return alias_ + (static_cast<const char*>(pointer) - base_); }
-  size_t used() {
+  // The most that was used at one time.
+  size_t most() {
     std::lock_guard<std::mutex> lock(mutex_);
-    size_t total = 0;
-    for (auto& entry : sizes_) total += entry.second;
-    return total;
+    return most_;
   }
 
  private:
   char *alias_, *base_;
   std::mutex mutex_;
   std::map<size_t, size_t> free_, sizes_;
+  size_t used_ = 0, most_ = 0;
 };
 
 Memory& memory(c10::DeviceIndex device) {
@@ -573,7 +576,7 @@ TORCH_LIBRARY(open_device, m) {
   m.def("rng_state", [] { return default_generator(current_device).get_state(); });
   m.def("set_rng_state", [](const at::Tensor& state) { default_generator(current_device).set_state(state); });
   m.def("manual_seed", [](int64_t seed) { default_generator(current_device).set_current_seed(uint64_t(seed)); });
-  m.def("used_bytes", [](int64_t device) { return int64_t(memory(c10::DeviceIndex(device)).used()); });
+  m.def("most_bytes", [](int64_t device) { return int64_t(memory(c10::DeviceIndex(device)).most()); });
   m.def("hold", &hold);
   m.def("release", &release);
 }

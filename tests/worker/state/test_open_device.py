@@ -40,7 +40,7 @@ if not done:
     state.finish()
 print([step() for _ in range(3)])
 tensors = [value for group in optimizer.state.values() for name, value in group.items() if name != "step"]
-print({one.device.index for one in (*model.parameters(), *tensors)}, torch.ops.open_device.used_bytes(1 - device.index))
+print({one.device.index for one in (*model.parameters(), *tensors)}, torch.ops.open_device.most_bytes(1 - device.index))
 raise SystemExit(1)
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -59,6 +60,15 @@ def watched() -> MadeGroups:
     made = MadeGroups()
     made.watch()
     return made
+
+
+def test_nccl_can_be_aborted_and_made_again(monkeypatch, torch):
+    """torch's watchdog ends no process and waits for no reports, and NCCL uses no NVLink SHARP (NVLS)."""
+    monkeypatch.setattr(os, "environ", {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"})
+    watched()
+    zeros = ("ASYNC_ERROR_HANDLING", "RETHROW_CUDA_ERRORS", "DUMP_ON_TIMEOUT")
+    expected = {f"TORCH_NCCL_{name}": "0" for name in zeros} | {"NCCL_NVLS_ENABLE": "0"}
+    assert os.environ.items() >= expected.items()
 
 
 def test_a_script_may_make_the_default_group_and_models(torch):
