@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from raylaunch.cli.config.job_settings import JobSettings
+    from raylaunch.cluster.ray_api.placement_groups import GivenGroup
 
 Returned = TypeVar("Returned")
 
@@ -95,8 +96,10 @@ class CheckedLaunch:
     payload: bytes = b""
     """(function, args, kwargs), pickled with cloudpickle; empty if the workers run a program."""
 
-    def run(self, on_control: Callable[[RunControl], None] = lambda _: None) -> RunOutcome:
-        """Run it and print what happens. Raises as `run_job` does, which calls `on_control`."""
+    def run(
+        self, on_control: Callable[[RunControl], None] = lambda _: None, given: GivenGroup | None = None
+    ) -> RunOutcome:
+        """Run it and print what happens. Raises as `run_job` does, which calls `on_control`, and takes `given`."""
         console = Console()
         observer = run_observer(self.job, console)
 
@@ -105,7 +108,9 @@ class CheckedLaunch:
 
         try:
             text = job_file.dump(shown(self.job, os.environ))
-            return run_job(self.job, text, observer, payload=self.payload, on_control=on_control, conclude=conclude)
+            return run_job(
+                self.job, text, observer, payload=self.payload, on_control=on_control, conclude=conclude, given=given
+            )
         finally:
             console.close()
 

@@ -50,6 +50,7 @@ from raylaunch.errors import ClusterError, ConfigError, ExitCode, InterruptedByU
 from raylaunch.node.linux import procfs
 
 if TYPE_CHECKING:
+    from raylaunch.cluster.ray_api.placement_groups import GivenGroup
     from raylaunch.cluster.takeover.ledger import Ledger, RunFacts
     from raylaunch.cluster.takeover.succession import Succession
 
@@ -113,6 +114,7 @@ def run_job(
     succession: Succession | None = None,
     conclude: Callable[[RunResult], None] = lambda _: None,
     capabilities: Sequence[Capability] = CAPABILITIES,
+    given: GivenGroup | None = None,
 ) -> RunOutcome:
     """Run a job and return its outcome, whatever happened to its workers. Several threads may each run a job.
 
@@ -120,7 +122,7 @@ def run_job(
     cloudpickle, to run instead of the job's entry point. `on_control`: gets what answers this process about the run.
     `keyboard`: the terminal that one rank gets. `succession`: which driver of a detached run on a cluster it is.
     `conclude` is called when the journal is complete, before `result.json` is written: who waits for that has all.
-    `capabilities`: without the terminal's.
+    `capabilities`: without the terminal's. `given`: the program's placement group, in which the run takes place.
 
     Raises ConfigError if the run folder cannot be made or there is no working folder, ClusterError if the cluster
     cannot be reached, cannot hold the job at all or cannot go on with it, and InterruptedByUserError if a signal
@@ -132,15 +134,14 @@ def run_job(
     secrets = Redactor.of(job, os.environ)
     planning.working_folder()
     capabilities = (*capabilities, *_terminal(keyboard))
-    with redacted_errors(secrets), signals.handled(job) as handler, _connected(job) as session:
+    with redacted_errors(secrets), signals.handled(job) as handler, _connected(job, given) as session:
         seen = GuardedObserver(observer)
         if succession is not None and succession.predecessor is not None:
             run = _resume(succession, succession.predecessor.ledger, seen, session, capabilities)
         else:
             run = _prepare(job, job_text, seen, session, submitter_env, payload, keyboard, succession, capabilities)
         handler.go_to(run.driver.signalled)
-        hosts = partial(_hosts, session, run.job)
-        control = RunControl(run.driver, run.folder, job.log_layout, run.fleet, hosts)
+        control = RunControl(run.driver, run.folder, job.log_layout, run.fleet, partial(_hosts, session, run.job))
         on_control(control)
         with (
             run_control.served(control, session, run.warn),
@@ -200,7 +201,7 @@ def end_idle_agents(options: RayOptions) -> int:
 
 
 @contextlib.contextmanager
-def _connected(job: Job) -> Iterator[Session]:
+def _connected(job: Job, given: GivenGroup | None = None) -> Iterator[Session]:
     """Open a session for the time of a run. Raises ClusterError within seconds."""
     address = find_cluster(job.ray)
     if address == local_machine.NONE:
@@ -208,7 +209,7 @@ def _connected(job: Job) -> Iterator[Session]:
 
         yield LocalSession()
         return
-    with _ray_session().connected(job, address) as session:
+    with _ray_session().connected(job, address, given) as session:
         yield session
 
 

@@ -6,7 +6,7 @@ import socket
 import sys
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from raylaunch.cli.config.job_settings import JobSettings
 from raylaunch.cluster.local import local_machine
 from raylaunch.cluster.run import find_cluster
 from raylaunch.core.job.job import Job
+from raylaunch.core.newtypes import HostId
 from raylaunch.errors import ConfigError, InterruptedByUserError, RunStoppedError
 from raylaunch.worker_group.calls import GroupCall, PackedArguments, PendingCall
 from raylaunch.worker_group.dispatcher import (
@@ -31,6 +32,8 @@ from raylaunch.worker_group.rank.serving import RankServer
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from raylaunch.cluster.ray_api.placement_groups import GivenGroup
 
 _SETTINGS = frozenset(JobSettings.__optional_keys__ | JobSettings.__required_keys__)
 _END_SECONDS = 5.0
@@ -57,6 +60,8 @@ class WorkerGroup:
         kind: type,
         /,
         *args: Any,
+        placement_group: Any = None,
+        bundles: Sequence[int] | None = None,
         on_restart: OnRestart | None = None,
         kwargs: Mapping[str, Any] | None = None,
         **settings: Any,
@@ -64,8 +69,13 @@ class WorkerGroup:
         """Start the ranks, and wait until each has its object.
 
         `settings` are the keys of a job file, as `launch` takes them. Other keyword arguments are the class's; `kwargs`
-        has those whose names are settings, too. `on_restart` is called with a `GroupRestart` when the group is whole
-        again after a restart, in a thread of this process, and before any call is carried out; calls that it makes are.
+        has those whose names are settings, too.
+
+        `placement_group` is one of the caller's, and is never removed. Its `bundles` (their indices; None: all) are the
+        nodes of the run, in the order of `rank_env`.
+
+        `on_restart` is called with a `GroupRestart` when the group is whole again after a restart, in a thread of this
+        process, and before any call is carried out; calls that it makes are.
 
         Raises TypeError if the arguments do not fit the class or cannot be pickled, and else as `launch` does.
         """
@@ -74,6 +84,9 @@ class WorkerGroup:
         job = {name: value for name, value in settings.items() if name in _SETTINGS}
         if job.get("detach"):
             raise ConfigError("a `WorkerGroup` ends with its caller, and cannot be detached")
+        given = _given(placement_group, bundles, job)
+        if given is not None:
+            job = {"nnodes": len(given.places), "placement": "pack"} | job
         self._dispatcher = CallDispatcher(PackedArguments(args, own), on_restart)
         self._server = LineServer(_own_address(job), self._dispatcher.inbox)
         self._lock = threading.Lock()
@@ -86,7 +99,8 @@ class WorkerGroup:
             self._dispatcher.inbox.put(RunEnded(error=None))
             raise
         title = f"raylaunch-{run.job.title}"
-        threading.Thread(target=_drive, args=(run, self._dispatcher, self._server), daemon=True, name=title).start()
+        args = (run, given, self._dispatcher, self._server)
+        threading.Thread(target=_drive, args=args, daemon=True, name=title).start()
         self._finalizer = weakref.finalize(self, self._dispatcher.inbox.put, CloseGroup(now=True))
         self._wait_for_start()
 
@@ -183,10 +197,25 @@ class WorkerGroup:
         self.close()
 
 
-def _drive(run: CheckedLaunch, dispatcher: CallDispatcher, server: LineServer) -> None:
+def _given(placement_group: Any, bundles: Sequence[int] | None, settings: Mapping[str, Any]) -> GivenGroup | None:
+    """Return the caller's placement group, when it is reserved; None: there is none. Raises as `rank_env` does."""
+    if placement_group is None:
+        if bundles is not None:
+            raise TypeError("`bundles` are indices of the bundles of a `placement_group`, which is missing")
+        return None
+    # Not imported at the top: they need Ray, which takes a second to load.
+    from raylaunch.cluster.ray_api.placement_groups import GivenGroup  # noqa: PLC0415
+    from raylaunch.worker_group.rank_env import bundle_places  # noqa: PLC0415
+
+    seconds = float(settings.get("placement_timeout", Job().placement_timeout))
+    places = bundle_places(placement_group, bundles, seconds)
+    return GivenGroup(placement_group, tuple((index, HostId(node)) for index, node in places))
+
+
+def _drive(run: CheckedLaunch, given: GivenGroup | None, dispatcher: CallDispatcher, server: LineServer) -> None:
     error: BaseException | None = None
     try:
-        run.value(run.run(lambda control: dispatcher.inbox.put(RunBegun(control=control))))
+        run.value(run.run(lambda control: dispatcher.inbox.put(RunBegun(control=control)), given))
     except InterruptedByUserError as stopped:  # it would end an event loop, and nobody pressed Ctrl-C
         error = RunStoppedError(stopped.message, exit_code=stopped.exit_code)
     except BaseException as failed:  # noqa: BLE001

@@ -112,9 +112,6 @@ def rank_env(
     :raises ValueError: there is no such bundle, one comes twice, or `nproc_per_bundle` is below 1.
     :raises ClusterError: the group was not reserved in time, or was removed.
     """
-    if not isinstance(placement_group, PlacementGroup):
-        msg = f"`rank_env` takes a placement group of Ray, not an object of type {type(placement_group).__qualname__}"
-        raise TypeError(msg)
     if nproc_per_bundle < 1:
         msg = f"`nproc_per_bundle` is 1 or more, not {nproc_per_bundle}"
         raise ValueError(msg)
@@ -137,6 +134,9 @@ def bundle_places(
     placement_group: PlacementGroup, bundles: Sequence[int] | None, timeout: float
 ) -> list[tuple[int, str]]:
     """Return (index, id of the Ray node) of each bundle, in the order of the ranks. Raises as `rank_env` does."""
+    if not isinstance(placement_group, PlacementGroup):
+        msg = f"`placement_group` is one of Ray, not an object of type {type(placement_group).__qualname__}"
+        raise TypeError(msg)
     count = placement_group.bundle_count
     wanted = range(count) if bundles is None else bundles
     if not wanted or len({*wanted}) < len(wanted) or not {*wanted} <= {*range(count)}:

@@ -52,12 +52,13 @@ def error_of(work):
 
 
 def outcome(launcher: Any, program: str, **env: str) -> Any:
-    """Return what a program prints as JSON in its last line."""
+    """Return what a program prints as JSON. Ray may print, too."""
     path = launcher.folder / "program.py"
     path.write_text(PRELUDE + textwrap.dedent(program))
     done = launcher.python(str(path), env=env or None)
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    (found,) = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    return json.loads(found)
 
 
 def test_calls(launcher):
@@ -218,6 +219,56 @@ def test_ranks_that_stay_keep_their_objects(launcher):
         "stayed": [True, False],
         "stayed then": [False, True],
         "all anew": [False, False],
+    }
+
+
+def test_groups_share_a_placement_group(launcher):
+    """With each other, and with actors of the caller. It stays, and nothing else is reserved, also over a restart."""
+    found = outcome(
+        launcher,
+        """
+        from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+        ray.init(log_to_driver=False, logging_level="ERROR")
+        shared = placement_group([{"CPU": 1}] * 3)
+
+        class Letters:
+            left = ["a", "b"]
+            def next(self):
+                return self.left.pop()
+
+        free = lambda: sum(group["state"] != "REMOVED" for group in placement_group_table().values())
+        found = {"groups": []}
+        more = {"placement_group": shared, "nproc_per_node": 1, "cpus_per_worker": 0.25}
+        with group_of(Counter, 0, bundles=[0, 2], max_restarts=1, **more) as policy:
+            with group_of(Counter, 5, name="rollout", **more) as rollout:
+                strategy = PlacementGroupSchedulingStrategy(shared, 1)
+                actor = ray.remote(num_cpus=0.5)(Letters).options(scheduling_strategy=strategy).remote()
+                found["calls"] = policy.call("add", 1), rollout.call("add", 1), ray.get(actor.next.remote())
+                found["groups"].append(free())
+                found["again"] = policy.call("die", 0, os.path.abspath("died"), retry=True)
+                found["nodes"] = [place.node for place in rollout.ranks]
+            found["rest"] = policy.call("add", 1), ray.get(actor.next.remote())
+        found["groups"].append(free())
+        found["wrong"] = [
+            error_of(lambda: group_of(Counter, 0, bundles=[0])),
+            error_of(lambda: group_of(Counter, 0, bundles=[3], placement_group=shared)),
+            error_of(lambda: group_of(Counter, 0, placement_group="shared")),
+        ]
+        found["state"] = placement_group_table(shared)["state"]
+        ray.kill(actor)
+        remove_placement_group(shared)
+        print(json.dumps(found))
+        """,
+    )
+    assert found == {
+        "groups": [1, 1],
+        "calls": [[1, 1], [6, 6, 6], "b"],
+        "again": [1, 1],
+        "nodes": [0, 1, 2],
+        "rest": [[2, 2], "a"],
+        "wrong": ["TypeError", "ValueError", "TypeError"],
+        "state": "CREATED",
     }
 
 

@@ -42,7 +42,7 @@ from raylaunch.cluster.fleet_api import (
 )
 from raylaunch.cluster.ray_api import actor_errors, drain_monitor
 from raylaunch.cluster.ray_api.gcs_monitor import GcsMonitor
-from raylaunch.cluster.ray_api.placement_groups import PlacementGroups
+from raylaunch.cluster.ray_api.placement_groups import PlacementGroups, Reservations
 from raylaunch.cluster.ray_internals import AuthenticationError
 from raylaunch.cluster.succession import named_resources
 from raylaunch.cluster.succession.agent_session import SUPERSEDED, Adoption
@@ -309,16 +309,19 @@ class RayFleet(FleetBase):
         say: Callable[[str], None],
         tenure: Tenure | None = None,
         allocator: Allocator | None = None,
+        reservations: Reservations | None = None,
     ) -> None:
         """`say` takes a line for a person, in the thread that calls the fleet.
 
-        `tenure`: of a detached run. `allocator`: of the driver before, whose agents this one adopts.
+        `tenure`: of a detached run. `allocator`: of the driver before, whose agents this one adopts. `reservations`:
+        None: placement groups of the run's own.
         """
         setup = _SETUP_SECONDS if ray.get_runtime_context().runtime_env else 0.0
         super().__init__(plan, spec, say, start_timeout=_START_SECONDS + setup, allocator=allocator)
         self._plan = plan
         self._takes_over = allocator is not None
-        self._placement_groups = PlacementGroups(spread=plan.spread, token=tenure.token if tenure is not None else "")
+        token = tenure.token if tenure is not None else ""
+        self._placement_groups = reservations or PlacementGroups(spread=plan.spread, token=token)
         self.agents = RayAgents(
             spec.epoch if tenure is None else tenure.epoch,
             tenure,

@@ -7,8 +7,9 @@ one takes the group to fit wherever resources are free.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 from ray import PlacementGroupID
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
@@ -17,13 +18,105 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from raylaunch.cluster import ray_internals
 from raylaunch.cluster.succession import named_resources
 from raylaunch.core.newtypes import NO_HOST, HostId
-from raylaunch.core.placement.packing import Bundle
+from raylaunch.core.placement.packing import Bundle, NodeFacts
 
 _ALMOST_NOTHING = {"CPU": 0.001}
 """For agents that need no resources: Ray has no empty bundles."""
 
 _NODE_ID = "ray.io/node-id"
 """The label that Ray gives each node."""
+
+
+class Reservations(Protocol):
+    """Where the agents of a run may start, by the numbers of their slots. `PlacementGroups` says what each does."""
+
+    def reserve_gang(self, bundles: Mapping[int, Bundle]) -> None: ...
+    def reserve(self, slot: int, bundle: Bundle, avoid: frozenset[HostId]) -> None: ...
+    def options(self, slot: int, bundle: Bundle) -> dict[str, Any]: ...
+    def when_granted(self, slot: int, call: Callable[[], None]) -> None: ...
+    def hosts(self, slot: int) -> dict[int, HostId]: ...
+    def gang_hosts(self) -> dict[int, HostId]: ...
+    def release(self, slot: int) -> None: ...
+    def restore(self) -> None: ...
+    @property
+    def slots(self) -> list[list[int]]: ...
+    def cancel(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class GivenGroup:
+    """A placement group of the caller's, or a part of it. It is granted, and stays as it is."""
+
+    group: PlacementGroup
+    places: tuple[tuple[int, HostId], ...]
+    """The index and the host of each bundle, in the order in which they are used."""
+
+    def facts(self, nodes: Iterable[NodeFacts]) -> tuple[NodeFacts, ...]:
+        """Return the nodes that have bundles, with what these reserve in place of all that is free."""
+        found = []
+        for node in nodes:
+            own = [self.group.bundle_specs[index] for index, host in self.places if host == node.node_id]
+            cpus, gpus = (sum(bundle.get(name, 0.0) for bundle in own) for name in ("CPU", "GPU"))
+            if own:
+                found.append(replace(node, cpus=cpus, gpus=gpus, free_cpus=cpus, free_gpus=gpus))
+        return tuple(found)
+
+
+class GivenBundles:
+    """The reservations of a run in a group of the caller's: each slot has a bundle. No bundle is ever removed."""
+
+    def __init__(self, given: GivenGroup) -> None:
+        self._given = given
+        self._free = [*given.places]
+        #: By slot: the index and the host of its bundle.
+        self._taken: dict[int, tuple[int, HostId]] = {}
+
+    def reserve_gang(self, bundles: Mapping[int, Bundle]) -> None:
+        """Give each of these slots a bundle."""
+        for slot, bundle in bundles.items():
+            self.reserve(slot, bundle, frozenset())
+
+    def reserve(self, slot: int, bundle: Bundle, avoid: frozenset[HostId]) -> None:
+        """Give the slot a bundle, if one is free; else it is never granted."""
+        del bundle
+        usable = [place for place in self._free if place[1] not in avoid]
+        if slot not in self._taken and usable:
+            self._taken[slot] = usable[0]
+            self._free.remove(usable[0])
+
+    def options(self, slot: int, bundle: Bundle) -> dict[str, Any]:
+        """Return the options for an actor that runs in the slot's bundle."""
+        strategy = PlacementGroupSchedulingStrategy(self._given.group, self._taken[slot][0])
+        return {"num_cpus": bundle.cpus, "num_gpus": bundle.gpus, "scheduling_strategy": strategy}
+
+    def when_granted(self, slot: int, call: Callable[[], None]) -> None:
+        """Call at once: the group is granted."""
+        if slot in self._taken:
+            call()
+
+    def hosts(self, slot: int) -> dict[int, HostId]:
+        """Return the host of the slot."""
+        return {slot: self._taken[slot][1]} if slot in self._taken else {}
+
+    def gang_hosts(self) -> dict[int, HostId]:
+        """Return the hosts of all slots."""
+        return {slot: host for slot, (_, host) in self._taken.items()}
+
+    def release(self, slot: int) -> None:
+        """Let another slot have the bundle."""
+        if (place := self._taken.pop(slot, None)) is not None:
+            self._free.append(place)
+
+    def restore(self) -> None:
+        """Do nothing: such a run is never detached."""
+
+    @property
+    def slots(self) -> list[list[int]]:
+        """The slots that have bundles."""
+        return [[slot] for slot in self._taken]
+
+    def cancel(self) -> None:
+        """Do nothing: the group is the caller's."""
 
 
 class PlacementGroups:

@@ -9,7 +9,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 import ray
@@ -23,6 +23,7 @@ from raylaunch.cluster.fleet.ray_fleet import RayFleet
 from raylaunch.cluster.fleet_api import Fleet
 from raylaunch.cluster.local import local_machine
 from raylaunch.cluster.ray_api import gcs_monitor, gcs_probe, job_entrypoint, metrics_exporter
+from raylaunch.cluster.ray_api.placement_groups import GivenBundles, GivenGroup
 from raylaunch.cluster.session import discovery
 from raylaunch.cluster.session.session_base import Session
 from raylaunch.core.job.job import Job, RayOptions
@@ -83,11 +84,14 @@ class RaySession(Session):
     """Ray's id for this process, as long as it is connected."""
     ours: bool = True
     """False: the program connected before the run, and disconnects itself."""
+    given: GivenGroup | None = None
+    """The placement group of the program in which the run takes place."""
 
     def nodes(self, job: Job) -> tuple[NodeFacts, ...]:
         """Return the nodes of the cluster."""
         del job
-        return nodes(local=self.local)
+        found = nodes(local=self.local)
+        return found if self.given is None else self.given.facts(found)
 
     @property
     def own_address(self) -> str:
@@ -96,7 +100,7 @@ class RaySession(Session):
 
     def may_grow(self) -> bool:
         """Ask the head of the cluster."""
-        return ray_internals.may_add_nodes()
+        return self.given is None and ray_internals.may_add_nodes()
 
     def links(self) -> LinkServer | None:
         """Return a link server; None if this machine cannot listen at its address in Ray."""
@@ -117,11 +121,11 @@ class RaySession(Session):
 
     def fleet(self, plan: Plan, spec: AgentSpec, say: Callable[[str], None]) -> Fleet:
         """Return agents that are Ray actors."""
-        return RayFleet(plan, spec, say)
+        return RayFleet(plan, spec, say, reservations=None if self.given is None else GivenBundles(self.given))
 
 
 @contextlib.contextmanager
-def connected(job: Job, address: str) -> Iterator[RaySession]:
+def connected(job: Job, address: str, given: GivenGroup | None = None) -> Iterator[RaySession]:
     """Connect to a cluster, or start a Ray if the address is `local_machine.LOCAL`.
 
     Disconnect after the run. A connection that the program made itself is used and left open. Raises ClusterError
@@ -129,7 +133,7 @@ def connected(job: Job, address: str) -> Iterator[RaySession]:
     """
     options = (address, job.ray, local_machine.cpus(job) if address == local_machine.LOCAL else 0)
     with _connection.used(options, lambda: _connect(job, address)) as session:
-        yield session
+        yield replace(session, given=given)
 
 
 def end_idle_agents(options: RayOptions, address: str) -> int:
