@@ -249,6 +249,39 @@ def test_a_signal_with_a_grace(alone, name):
     assert (result["resume"], result["attempts"][-1]["last_step"]) == ("yes", step)
 
 
+COMMITS = """
+import sys, time, torch
+from raylaunch.worker import State
+model = torch.nn.Linear(4, 4)
+state = State(model=model, every=1000)
+first = state.restore()
+print("goes on at", first, flush=True)
+for step in range(first, 100_000):
+    time.sleep(0.02)
+    with torch.no_grad():
+        model.weight.fill_(step)
+    state.commit(step)
+"""
+
+
+def test_a_signal_with_a_grace_and_state_on_disk(alone):
+    """The commit after which all ranks wait is written before the run ends, and the next run goes on after it."""
+    env, folder = alone
+    settings = {"nnodes": 1, "nproc_per_node": 2, "grace": 60, "durable": str(folder / "durable")}
+    first = 0
+    for _ in range(2):
+        process = start(env, folder, COMMITS, **settings)
+        assert process.stdout is not None
+        assert f"goes on at {first}\n" in process.stdout.readline()
+        wait_until(lambda: '"Progressed"' in events(folder), 100, "steps")
+        process.send_signal(signal.SIGTERM)
+        _, result = saved_and_ended(process, folder, "")
+        last = result["attempts"][-1]["last_step"]
+        assert last >= first
+        assert f"all workers have saved after step {last}," in result["why"]
+        first = last + 1
+
+
 def test_a_deadline_that_cannot_be(alone):
     """Nothing is started."""
     env, folder = alone
