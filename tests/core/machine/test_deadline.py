@@ -98,14 +98,14 @@ def test_steps_that_are_slow_need_time_too():
 def test_a_whole_save_is_a_measure():
     """The longest that was seen counts, from the request until all had saved."""
     machine = limited_machine()
-    handle_all(machine, restart_requested(10.0), checkpointed("a", 30.0), checkpointed("b", 60.0))
-    handle_all(machine, stopped("a", 61.0), stopped("b", 61.0))
-    start_all_workers(machine, 62.0)
-    assert end_at(machine) == 1000.0 - 2 * 50.0 - 40.0
+    handle_all(machine, restart_requested(10.0), checkpointed("a", 30.0), checkpointed("b", 80.0))
+    handle_all(machine, stopped("a", 81.0), stopped("b", 81.0))
+    start_all_workers(machine, 82.0)
+    assert end_at(machine) == 1000.0 - 2 * 70.0 - 40.0
     handle_all(
         machine, restart_requested(100.0), checkpointed("a", 101.0, attempt=2), checkpointed("b", 101.0, attempt=2)
     )
-    assert end_at(machine) == 1000.0 - 2 * 50.0 - 40.0
+    assert end_at(machine) == 1000.0 - 2 * 70.0 - 40.0
 
 
 @pytest.mark.parametrize(("deadline", "end"), [(1000.0, 860.0), (100.0, 50.0), (200.0, 130.0), (1e5, 1e5 - 640.0)])
