@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Generator, Sequence
+import sys
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -130,28 +131,64 @@ class PackedArguments:
     """The arguments of a call as they are sent. Arrays are not copied: change none of them before the call is over."""
 
     def __init__(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        """Raises TypeError where something cannot be pickled."""
-        self._scattered: list[Scattered] = []
-        try:
-            self._common = packing.packed((tuple(args), kwargs), self._identify)
-            self._parts = [[packing.packed(part) for part in scattered.parts] for scattered in self._scattered]
-        except Exception as error:
-            msg = f"the arguments cannot be sent to the ranks: {type(error).__name__}: {error}"
-            raise TypeError(msg) from error
+        """Fetch what ObjectRefs stand for. Raises what `ray.get` does, and TypeError for what cannot be pickled."""
+        #: What is sent beside the arguments: parts for the ranks, or one object for all of them.
+        self._beside: list[Scattered | _Fetched] = []
+        self._common = _packed((tuple(args), kwargs), self._identify)
+        self._parts = [[_packed(part, _refuse_ref) for part in value.parts] for value in self._beside]
 
     def _identify(self, obj: object) -> int | None:
-        if not isinstance(obj, Scattered):
+        if isinstance(obj, Scattered):
+            self._beside.append(Scattered(tuple(map(_fetched, obj.parts))))
+        elif isinstance(obj, _ref_types()):
+            self._beside.append(_Fetched((_fetched(obj),)))
+        else:
             return None
-        self._scattered.append(obj)
-        return len(self._scattered) - 1
+        return len(self._beside) - 1
 
     def check(self, world_size: int) -> None:
         """Raise ValueError unless there is a part for each rank."""
-        if wrong := {len(scattered.parts) for scattered in self._scattered} - {world_size}:
-            msg = f"`scatter` got {wrong.pop()} parts, and the group has {world_size} ranks"
-            raise ValueError(msg)
+        for value in self._beside:
+            if isinstance(value, Scattered) and len(value.parts) != world_size:
+                msg = f"`scatter` got {len(value.parts)} parts, and the group has {world_size} ranks"
+                raise ValueError(msg)
 
     def of(self, rank: int) -> tuple[tuple[int, ...], list[Buffer]]:
         """Return how many parts each value has for a rank, and the parts."""
-        values = [self._common, *(parts[rank] for parts in self._parts)]
+        own = (
+            parts[rank if isinstance(value, Scattered) else 0]
+            for value, parts in zip(self._beside, self._parts, strict=True)
+        )
+        values = [self._common, *own]
         return tuple(map(len, values)), [*itertools.chain.from_iterable(values)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Fetched:
+    """What an ObjectRef stands for: the same for all ranks."""
+
+    parts: tuple[Any]
+
+
+def _ref_types() -> tuple[type, ...]:
+    ray: Any = sys.modules.get("ray")
+    return () if ray is None else (ray.ObjectRef,)
+
+
+def _fetched(part: Any) -> Any:
+    return sys.modules["ray"].get(part) if isinstance(part, _ref_types()) else part
+
+
+def _refuse_ref(obj: object) -> None:
+    if isinstance(obj, _ref_types()):
+        raise TypeError("an ObjectRef inside of a part or an object that is fetched: fetch it before, by `ray.get`")
+
+
+def _packed(value: object, identify: Callable[[object], Any] = lambda _: None) -> list[Buffer]:
+    try:
+        return packing.packed(value, identify)
+    except Exception as error:
+        if isinstance(error, getattr(sys.modules.get("ray.exceptions"), "RayError", ())):
+            raise  # of the task whose result an ObjectRef stands for
+        msg = f"the arguments cannot be sent to the ranks: {type(error).__name__}: {error}"
+        raise TypeError(msg) from error

@@ -74,6 +74,9 @@ def test_calls(launcher):
             found["call"] = group.call("add", 1)
             found["scattered"] = group.call("rank_and", {"x": raylaunch.scatter(["a", "b"])})
             found["one"] = group.call_one(1, "rank_and", None)
+            failing = ray.remote(num_cpus=0)(lambda: 1 / 0).remote()
+            found["refs"] = group.call("rank_and", [ray.put("x"), raylaunch.scatter([ray.put(1), 2])])
+            found["failed ref"] = error_of(lambda: group.call("rank_and", failing))
             try:
                 group.call("fail")
             except raylaunch.CallFailedError as error:
@@ -106,6 +109,8 @@ def test_calls(launcher):
         "call": [12, 12],
         "scattered": [[0, {"x": "a"}], [1, {"x": "b"}]],
         "one": [1, None],
+        "refs": [[0, ["x", 1]], [1, ["x", 2]]],
+        "failed ref": "RayTaskError(ZeroDivisionError)",
         "error": ["LookupError", True],
         "wrong": ["ValueError", "ValueError", "TypeError", "CallFailedError", "TimeoutError"],
         "order": [True, [14, 14], [16, 16]],
