@@ -231,7 +231,7 @@ core.machine.events_and_actions:Launch
         """
 # The script of each worker
 worker.state.elastic_state:State.commit | what a script calls
-worker.state.commit_schedule:CommitSchedule.is_due | whether a commit is due
+worker.state.elastic_state:CommitSchedule.is_due | whether a commit is due
 worker.state.snapshots.snapshot:Snapshot | what is committed, by tensors
 worker.state.rank_commits:RankCommits.snapshot | the commits of a rank
 worker.state.shared_tensors:find | which tensors are equal on all ranks
@@ -249,7 +249,7 @@ node.supervisor.supervisor:Supervisor.poll | also for what workers ask for
 # The agent, for a buffer
 node.state.state_memory:StateMemory.poll | answers
 node.state.state_files:StateFiles.reserve | all memory files of the node
-node.state.memory_file:MemoryFile.create | one of them
+node.state.state_files:MemoryFile.create | one of them
 # A thread of the agent
 cluster.agent.copies.state_copies:StateCopies._push_all | copies commits to the next host
 cluster.agent.copies.state_copies:push
@@ -273,7 +273,7 @@ core.machine.events_and_actions:Launch
 # The script of the first worker of each node
 worker.state.elastic_state:State.restore
 worker.state.rank_commits:RankCommits.begin
-worker.state.restore_choice:agree | how the ranks choose what they restore
+worker.state.commit_agreement:choose_commit | how the ranks choose what they restore
 worker.state.buffer_client:ask
 # The agent of each node
 node.supervisor.supervisor:Supervisor.poll
@@ -281,9 +281,9 @@ node.state.state_memory:StateMemory._answer
 # The same agent, which says what the node holds
 cluster.agent.copies.state_copies:StateCopies._restore
 # The same worker
-worker.state.restore_choice:agree
+worker.state.commit_agreement:choose_commit
 worker.state.commit_agreement:CommitAgreement.exchange
-worker.state.restore_choice:orders
+worker.state.commit_agreement:orders
 core.machine.commits:choose | which commit the world goes on from
 # The same worker, when it has the answer
 worker.state.buffer_client:ask

@@ -22,8 +22,7 @@ from raylaunch.node.protocol import wire
 from raylaunch.node.state.checkpoint_writes import CheckpointWrites, LastWrite
 from raylaunch.node.state.fast_dir import FastDir
 from raylaunch.node.state.fd_store import FdStoreClient
-from raylaunch.node.state.memory_file import MemoryFile
-from raylaunch.node.state.state_files import FIRST_COPY, Key, StateFiles
+from raylaunch.node.state.state_files import FIRST_COPY, Key, MemoryFile, StateFiles
 from raylaunch.worker.heartbeats import shared_page as fields
 from raylaunch.worker.heartbeats.shared_page import SharedPage
 from raylaunch.worker.state import buffer_client

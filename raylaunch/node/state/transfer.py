@@ -30,7 +30,7 @@ from raylaunch.core.decoding import prepare
 from raylaunch.core.machine.commits import CopyAddress, HeldCommit
 from raylaunch.core.text import printable
 from raylaunch.node.state.fast_dir import FilesOwner, FileStamp
-from raylaunch.node.state.memory_file import MemoryFile
+from raylaunch.node.state.state_files import MemoryFile
 from raylaunch.worker.state.commit_buffer import HEADER_BYTES, CommitHeader
 
 ADMITTED = b"+"

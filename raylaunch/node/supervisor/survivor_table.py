@@ -12,7 +12,7 @@ import msgspec
 
 from raylaunch.node.protocol import wire
 from raylaunch.node.protocol.forkserver_messages import StartWorkers, SurvivorCompleted, SurvivorReturned
-from raylaunch.node.state.memory_file import MemoryFile
+from raylaunch.node.state.state_files import MemoryFile
 from raylaunch.node.supervisor.attempt_state import AttemptState
 from raylaunch.worker.runtime.spec import WorkerSpec
 from raylaunch.worker.survivors import survivor_link

@@ -1,4 +1,8 @@
-"""Keeps the ranks of a world less than two commits apart, by the attempt's TCPStore.
+"""What the ranks of a world agree on by the attempt's TCPStore: what to restore, and which commits all of them have.
+
+At the beginning of an attempt, the first rank of each node asks the agent what the node holds, and tells the others.
+Rank 0 chooses, and each first rank tells its agent, which gets the parts that the node lacks and then shows the choice
+on the shared page (`choose_commit`).
 
 A rank has two buffers. It overwrites the older one only when all ranks have the newer one whole, so there is always a
 commit that all ranks have. In a script whose ranks wait for each other in collectives, this is so when they come to the
@@ -9,15 +13,19 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib import import_module
 from time import monotonic, sleep
 from typing import Any
 
-from raylaunch.core.machine.commits import Commit
+import msgspec
+
+from raylaunch.core.machine.commits import Commit, Holder, choose
 from raylaunch.worker.heartbeats.heartbeat_writer import HeartbeatWriter
+from raylaunch.worker.state import buffer_client
+from raylaunch.worker.state.buffer_client import Request
 
 _PREFIX = "raylaunch/state"
 _RESTARTS_VARIABLE = "TORCHELASTIC_RESTART_COUNT"
@@ -30,6 +38,9 @@ _STORE_SECONDS = 300.0
 _SLOTS = 2
 """Keys are used again for every second commit. When rank 0 writes the keys of commit N, all ranks have read the keys of
 N-2, since all have completed N-1."""
+_HELD_POLL_SECONDS, _AGAIN_SECONDS = 0.002, 0.05
+_AGENT_PATIENCE = 2.0
+"""Seconds for which a worker asks its agent that does not know it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,3 +255,36 @@ class CopyRounds:
         if writer.copied_steps() is None or not self._is_counted:
             return False
         return agreement.count_copied(0) >= self._nodes * self._rounds
+
+
+def choose_commit(
+    agreement: CommitAgreement, alive: Callable[[], None], attempt: int, world_size: int, rank: int, nodes: int
+) -> None:
+    """Choose what to restore with the first ranks of the other nodes, and tell the agent. `rank`: the first of a node.
+
+    `alive` is called while this waits. Raises OSError where the agent cannot be reached.
+    """
+    while not (held := _told(Request(attempt=attempt, rank=rank, index=0, asks_held=1))):
+        alive()  # survivors, or subreapers of lost nodes, are not done
+        sleep(_HELD_POLL_SECONDS)
+    node = int(os.environ.get("GROUP_RANK", "0"))
+    order = agreement.exchange(node, nodes, held, lambda words: orders(words, world_size))
+    _told(Request(attempt=attempt, rank=rank, index=0, order=order))
+
+
+def _told(request: Request) -> str:
+    """Return what the agent says. If it does not know this worker, a survivor is about to learn of another attempt."""
+    give_up_at = monotonic() + _AGENT_PATIENCE
+    while True:
+        try:
+            return buffer_client.ask(request)[1]
+        except ConnectionError:
+            if monotonic() >= give_up_at:
+                raise
+            sleep(_AGAIN_SECONDS)
+
+
+def orders(words: Sequence[str], world_size: int) -> list[str]:
+    """Choose on rank 0: return the `RestoreOrder` for each node, as JSON. `words`: what each knows of, as `Holder`."""
+    holders = [one for word in words for one in msgspec.json.decode(word, type=tuple[Holder, ...])]
+    return [msgspec.json.encode(order).decode() for order in choose(holders, world_size)]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from raylaunch.core.machine.commits import Commit, HeldCommit
 from raylaunch.worker.heartbeats import shared_page, slot_owner
 from raylaunch.worker.heartbeats.heartbeat_writer import HeartbeatWriter
-from raylaunch.worker.state import buffer_client, restore_choice, shared_tensors
+from raylaunch.worker.state import buffer_client, commit_agreement, shared_tensors
 from raylaunch.worker.state.checkpoints import checksums
 from raylaunch.worker.state.checkpoints.durable_folder import DurableFolder
 from raylaunch.worker.state.checkpoints.durable_rounds import DurableRounds
@@ -135,7 +135,7 @@ class RankCommits:
         self.agreement = CommitAgreement(rank, self._world_size, writer.record_alive)
         has_agent = shared_page.PAGE_VARIABLE in os.environ
         if has_agent and local_rank == 0:
-            restore_choice.agree(self.agreement, writer.record_alive, attempt, self._world_size, rank, nodes)
+            commit_agreement.choose_commit(self.agreement, writer.record_alive, attempt, self._world_size, rank, nodes)
         self._chosen, self._old_size = writer.commit_to_restore() or (None, 0)
         ask = buffer_client.ask if has_agent or self._folder is None else without_agent().OwnFiles(self._folder).ask
         self.copies = CopyRounds(writer.commit_to_keep(), local_rank, nodes)

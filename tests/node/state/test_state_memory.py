@@ -19,15 +19,14 @@ from raylaunch.core.machine.commits import Commit, HeldCommit, RestoreOrder
 from raylaunch.core.placement.environment import Member, assign
 from raylaunch.node.state.fast_dir import FastDir
 from raylaunch.node.state.fd_store import FdStore, FdStoreClient
-from raylaunch.node.state.memory_file import MemoryFile
-from raylaunch.node.state.state_files import FIRST_COPY
+from raylaunch.node.state.state_files import FIRST_COPY, MemoryFile
 from raylaunch.node.state.state_memory import StateMemory
 from raylaunch.worker.heartbeats import shared_page as fields
 from raylaunch.worker.heartbeats.shared_page import SharedPage
 from raylaunch.worker.state import buffer_client
 from raylaunch.worker.state.buffer_client import Request
+from raylaunch.worker.state.commit_agreement import orders
 from raylaunch.worker.state.commit_buffer import COMPLETED_BUFFER, LIGHT_BUFFERS, OWN_BUFFERS, CommitBuffer
-from raylaunch.worker.state.restore_choice import orders
 from tests.node.harness import restore_alone
 
 SIZE = 100_000

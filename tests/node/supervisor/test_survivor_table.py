@@ -12,7 +12,7 @@ import pytest
 
 from raylaunch.core.placement.environment import Member, assign
 from raylaunch.node.protocol.forkserver_messages import StartWorkers, SurvivorCompleted, SurvivorReturned
-from raylaunch.node.state.memory_file import MemoryFile
+from raylaunch.node.state.state_files import MemoryFile
 from raylaunch.node.supervisor.attempt_state import AttemptState
 from raylaunch.node.supervisor.survivor_table import SurvivorTable
 from raylaunch.worker.runtime.spec import WorkerSpec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raylaunch.worker.state.commit_schedule import CommitSchedule
+from raylaunch.worker.state.elastic_state import CommitSchedule
 
 
 def committed_steps(schedule: CommitSchedule, steps: int, interval: int = 1) -> list[int]:

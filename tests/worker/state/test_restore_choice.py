@@ -6,7 +6,7 @@ import msgspec
 
 from raylaunch.core.machine.commits import Commit, CopyAddress, HeldCommit, Holder, RestoreOrder
 from raylaunch.core.newtypes import HostId, NodeId
-from raylaunch.worker.state.restore_choice import orders
+from raylaunch.worker.state.commit_agreement import orders
 
 
 def part(rank: int, *, copied: bool = False) -> HeldCommit:
