@@ -218,11 +218,14 @@ def check_invariants(machine: Machine) -> None:
 
 
 def state_fields(machine: Machine) -> dict[str, Any]:
-    """Return a copy of all data of the phase and the world. Fields that the phase lacks are None or empty."""
+    """Return a copy of all data of the phase and the world. Fields that the phase lacks are None or empty.
+
+    Both may have a deadline: it is the phase's.
+    """
     phase = copy_fields(machine.state)
     resize = copy_fields(phase.pop("resize", ResizeTimes()))
     absent = {"deadline": None, "awaited": set(), "backoff_until": None, "ending": None}
-    return absent | resize | phase | copy_fields(machine.world) | {"phase": machine.phase}
+    return copy_fields(machine.world) | absent | resize | phase | {"phase": machine.phase}
 
 
 def copy_fields(data: object) -> dict[str, Any]:
