@@ -67,8 +67,11 @@ def test_calls(launcher):
         launcher,
         """
         import numpy as np
-        ray.init(log_to_driver=False, logging_level="ERROR")
+        import logging
+        from ray._private import worker
+        ray.init(log_to_driver=False, logging_level="WARNING")
         found = {}
+        set_by_program = logging.getLogger("ray").level, worker.print_to_stdstream
         with group_of(Counter, 10, step=2) as group:
             found["ranks"] = [(place.rank, place.node, place.pid != os.getpid()) for place in group.ranks]
             found["call"] = group.call("add", 1)
@@ -101,6 +104,7 @@ def test_calls(launcher):
         found["closed"] = error_of(lambda: group.call("add", 1))
         found["class"] = error_of(lambda: group_of(Counter, wrong=1)), error_of(lambda: group_of(Counter, 1, detach=True))
         found["still connected"] = ray.get(ray.put(1))
+        found["same logging"] = set_by_program == (logging.getLogger("ray").level, worker.print_to_stdstream)
         print(json.dumps(found))
         """,
     )
@@ -119,6 +123,7 @@ def test_calls(launcher):
         "closed": "RunStoppedError",
         "class": ["TypeError", "ConfigError"],
         "still connected": 1,
+        "same logging": True,
     }
 
 
