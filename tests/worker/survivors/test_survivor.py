@@ -92,6 +92,11 @@ class Node:
         )
         socket.send_fds(self._supervisor, [survivor_link.encode(order)], [] if file is None else [file])
 
+    def announced(self) -> int:
+        """Have the survivor say that it can stay. Return how many seconds it may take to leave its attempt."""
+        self.survivor.announce()
+        return SurvivorWord(**json.loads(self._supervisor.recv(survivor_link.MESSAGE_BYTES))).seconds
+
     def heard(self) -> list[tuple[str, int]]:
         """Return what the survivor has said so far."""
         while select.select([self._supervisor], [], [], 0)[0]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from raylaunch.worker.survivors.survivor import LEAVE_SECONDS_WITH_NCCL
 from tests.worker.alone import Alone
 
 LEAVES = """
@@ -32,6 +33,7 @@ LEAVES = """
     made.make_group = lambda _: None
     node = Node(made)
     node.survivor.is_inside = True
+    seconds = node.announced()
     threading.Thread(target=order).start()
     try:
         dist.all_reduce(fake_nccl.on_device(torch.ones(4)))
@@ -39,7 +41,7 @@ LEAVES = """
         time.sleep(1000)
     except (WorldChanged, RuntimeError):
         pass
-    print(*(word for word, _ in node.rejoin()))
+    print(*(word for word, _ in node.rejoin()), seconds)
     fake_nccl.FAULTS.clear()
     node.close()
 """
@@ -50,7 +52,7 @@ def leaves(alone_worker: Alone, **faults: Any) -> Any:
     return alone_worker.python(LEAVES, env=env)
 
 
-STAYS = ["returned", "completed", "ready"]
+STAYS = ["returned", "completed", "ready", str(LEAVE_SECONDS_WITH_NCCL)]
 
 
 @pytest.mark.parametrize(
@@ -61,7 +63,7 @@ STAYS = ["returned", "completed", "ready"]
 def test_it_leaves(alone_worker, faults):
     """Also if no group's abort ends before another one's has begun, and if a group could not be freed for minutes.
 
-    NCCL's own sockets are not shut down before the abort.
+    It has asked for longer than a survivor without NCCL. NCCL's own sockets are not shut down before the abort.
     """
     assert leaves(alone_worker, **faults).printed() == STAYS
     assert not [*Path(alone_worker.folder).glob("sockets-*")]
