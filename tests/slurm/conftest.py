@@ -75,9 +75,9 @@ class Slurm:
         path = self.folder / f"slurm-{job}.out"
         return path.read_text() if path.exists() else ""
 
-    def left(self) -> list[int]:
+    def left(self) -> list[str]:
         """The processes that jobs have left."""
-        return marked(self.env[MARK])
+        return [f"{pid} {command_line(pid)}" for pid in marked(self.env[MARK])]
 
 
 @pytest.fixture(scope="session")
@@ -109,6 +109,12 @@ def slurm(all_slurm: Slurm) -> Iterator[Slurm]:
         all_slurm.run("scancel", "--user", "root")
     wait_until(lambda: not all_slurm.jobs(), 60, "jobs to end")
     wait_until(lambda: not all_slurm.left(), 10, "processes to end")
+
+
+def command_line(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    return ""
 
 
 def path() -> str:

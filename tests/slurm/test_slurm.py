@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
 import yaml
 
 from tests.cluster.conftest import wait_until
@@ -54,6 +56,32 @@ def test_nothing_is_left_of_a_job_that_is_done(slurm):
     assert [(step.number, step.world) for step in steps(slurm)] == [(0, 2), (1, 2), (2, 2)]
     assert "ExitCode=0:0" in slurm.run("scontrol", "show", "job", submitted)
     assert list(Path("/tmp").glob("raylaunch-slurm-*")) == []
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("chain", range(int(os.environ.get("CHAINS", "1"))))
+def test_a_chain_of_jobs_goes_on_at_the_next_step(slurm, chain):
+    """Three jobs, of which each saves when Slurm tells it to end, and leaves nothing behind."""
+    submitted = slurm.submit(str(job(slurm, 100_000, nnodes=2, durable=str(slurm.folder / f"durable-{chain}"))))
+    for restarts in (0, 1):
+        wait_until(lambda: len(runs(slurm)) > restarts, PATIENCE, "the job to train")  # noqa: B023
+        slurm.run("scancel", "--signal=TERM", submitted)
+        wait_until(lambda: is_put_back(slurm, submitted, restarts + 1), PATIENCE, "the job to be put back")  # noqa: B023
+        time.sleep(2)
+        assert slurm.left() == []
+    wait_until(lambda: len(runs(slurm)) == 3, PATIENCE, "the third job")
+    numbers = [step.number for step in steps(slurm)]
+    assert numbers == list(range(len(numbers)))
+
+
+def runs(slurm: Slurm) -> set[str]:
+    return {step.run for step in steps(slurm)}
+
+
+def is_put_back(slurm: Slurm, submitted: str, times: int) -> bool:
+    """Whether the job waits to be started again."""
+    shown = slurm.run("scontrol", "show", "job", submitted)
+    return "JobState=PENDING" in shown and f"Restarts={times} " in shown
 
 
 def test_a_node_that_is_taken_away_costs_no_step_and_comes_back(slurm):

@@ -60,8 +60,7 @@ def slurm(arguments: Namespace, environ: Mapping[str, str]) -> int:
 
 def _settings(job: Job, notice: int) -> list[str]:
     """Return what the job needs to save before its end, as far as its file does not say so."""
-    del job, notice
-    return []
+    return [*([] if job.deadline else ["deadline=auto"]), *([] if job.grace else [f"grace={notice}"])]
 
 
 def _script(job: Job, words: Sequence[str], flags: Sequence[str], _notice: int) -> str:

@@ -135,9 +135,12 @@ def _end(process: subprocess.Popen[bytes], mark: str, folder: Path) -> None:
     process.kill()
     process.wait()
     # An agent of raylaunch that was killed leaves processes for its successor, which stay for a minute.
-    for pid in _having(mark, "environ"):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + _END_SECONDS
+    while (left := [*_having(mark, "environ")]) and time.monotonic() < deadline:
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(_POLL_SECONDS)
     if not any(_having(str(folder), "cmdline")):  # of all processes of Ray
         shutil.rmtree(folder, ignore_errors=True)
 
