@@ -108,7 +108,8 @@ def slurm(all_slurm: Slurm) -> Iterator[Slurm]:
     with contextlib.suppress(AssertionError):
         all_slurm.run("scancel", "--user", "root")
     wait_until(lambda: not all_slurm.jobs(), 60, "jobs to end")
-    wait_until(lambda: not all_slurm.left(), 10, "processes to end")
+    # What is killed without a notice may leave memory of `State` for an agent of the same run, which waits for a minute.
+    wait_until(lambda: not all_slurm.left(), 100, "processes to end")
 
 
 def command_line(pid: int) -> str:
