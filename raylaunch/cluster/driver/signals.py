@@ -17,7 +17,7 @@ from typing import Any
 
 from raylaunch.core.job.job import Job
 from raylaunch.core.newtypes import SignalName
-from raylaunch.errors import InterruptedByUserError, signal_exit_code
+from raylaunch.errors import ExitCode, InterruptedByUserError, signal_exit_code
 
 LEAVE_SECONDS = 2.0
 """How long the process may take to end by itself; after that it is interrupted, and then ended."""
@@ -34,6 +34,7 @@ class Signals:
         stops = {signal.Signals[name] for name in job.signals_to_handle if name in signal.Signals.__members__}
         if job.grace:
             stops |= {signal.SIGUSR1} - self._forwarded
+        self._has_grace = bool(job.grace)
         #: A signal that was ignored when the program began stays ignored: `nohup` means it.
         self._before: dict[signal.Signals, Any] = {
             number: handler
@@ -98,10 +99,15 @@ class Signals:
         if self._listener is None and number in self._forwarded:
             self._early.append(SignalName(signal.Signals(number).name))
         if (self._listener is None or self._listener.interrupts) and number not in self._forwarded:
-            when = "before anything was started" if self._listener is None else "while the run ended"
-            error = InterruptedByUserError(f"stopped by {signal.Signals(number).name} {when}")
-            error.exit_code = signal_exit_code(number)
-            raise error
+            raise self.interruption(number)
+
+    def interruption(self, number: int) -> InterruptedByUserError:
+        """Return the error of a signal that did not become an event of the run."""
+        is_before = self._listener is None
+        when = "before anything was started" if is_before else "while the run ended"
+        error = InterruptedByUserError(f"stopped by {signal.Signals(number).name} {when}")
+        error.exit_code = ExitCode.RESUMABLE if is_before and self._has_grace else signal_exit_code(number)
+        return error
 
 
 class _SignalListener:
@@ -175,5 +181,10 @@ def handled(job: Job) -> Iterator[Signals]:
     signals.install()
     try:
         yield signals
+    except SystemExit as end:
+        if end.code != signal.SIGTERM:
+            raise
+        # By the handler that `ray.init` installs, which is there until `go_to`.
+        raise signals.interruption(signal.SIGTERM) from None
     finally:
         signals.restore()

@@ -101,32 +101,43 @@ def test_a_signal_while_agents_import(launcher, until):
     assert run.code == 131, run.err
 
 
-def test_a_signal_while_connecting(launcher):
-    """Before the run begins: an error of one line, and the same exit code."""
+@pytest.mark.parametrize(
+    ("number", "when", "grace", "code"),
+    [
+        (signal.SIGHUP, "before", 0, 129),
+        (signal.SIGTERM, "before", 0, 143),
+        (signal.SIGTERM, "after", 0, 143),  # then the handler is Ray's
+        (signal.SIGTERM, "after", 9, 75),
+    ],
+)
+def test_a_signal_while_connecting(launcher, number, when, grace, code):
+    """Before the run begins: an error of one line. With a grace nothing is lost, and a new run goes on."""
     script = launcher.script("print('never')")
-    code = f"""
-import os, signal, sys, threading
-from raylaunch.cluster import run
-found = run.find_cluster
-def find(options):
-    os.kill(os.getpid(), signal.SIGHUP)
-    return found(options)
-run.find_cluster = find
+    program = f"""
+import os, ray, sys
 from raylaunch.cli.main import main
-sys.exit(main(["--nproc-per-node", "1", {script!r}]))
+init = ray.init
+def initialize(*args, **kwargs):
+    if {when!r} == "before":
+        os.kill(os.getpid(), {number:d})
+    made = init(*args, **kwargs)
+    os.kill(os.getpid(), {number:d})
+    return made
+ray.init = initialize
+sys.exit(main(["--nproc-per-node", "1", "--grace", "{grace}", {script!r}]))
 """
     done = subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", program],
         cwd=launcher.folder,
         env=launcher.cluster.env(),
         capture_output=True,
         text=True,
         timeout=200,
         check=False,
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
     )
-    assert done.returncode == 129, done.stderr
-    assert "stopped by SIGHUP before anything was started" in done.stderr
+    assert done.returncode == code, done.stderr
+    assert f"stopped by {number.name} before anything was started" in done.stderr
 
 
 def test_ignored_forwarded_and_handled_signals(start_waiting, until):
