@@ -13,7 +13,7 @@ case "$1" in
     flat-text) echo '{"message": "flat words", "timestamp": "1700000000"}' > "$TORCHELASTIC_ERROR_FILE"; exit 3 ;;
     malformed) echo '{"message": {"message": "half' > "$TORCHELASTIC_ERROR_FILE"; exit 3 ;;
     no-message) echo '{"words": 1}' > "$TORCHELASTIC_ERROR_FILE"; exit 3 ;;
-    always) exit 1 ;;
+    always) if [ "$RANK" = 1 ]; then exit 1; fi; exec sleep 300 ;; # the same rank each time
     late)
         if [ "$RANK" = 0 ]; then echo $$ > first.tmp; mv first.tmp first; exit 0; fi
         until [ -e first ]; do sleep 0.02; done
