@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import textwrap
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -280,6 +282,16 @@ def test_groups_share_a_placement_group(launcher):
         "wrong": ["TypeError", "ValueError", "TypeError"],
         "state": "CREATED",
     }
+
+
+def test_reinforcement_learning_goes_on(launcher):
+    """The example gets the same reward where a rank of the policy and an actor of its own are killed."""
+    program = Path(__file__).parents[2] / "examples" / "rl_catch.py"
+    done = launcher.python(str(program), "--iterations", "6", "--kill")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "a rank has died: resuming after iteration 3" in done.stdout
+    first, second = re.findall(r"final reward ([\d.]+)", done.stdout)
+    assert first == second
 
 
 CALLERS = """

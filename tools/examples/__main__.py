@@ -14,7 +14,7 @@ from tools.examples.example import Example, chosen
 def compare(example: Example) -> str:
     """Run an example three times, and return a line about it. Raises RunError where it does not keep its promise."""
     if not example.kill_at:
-        return f"{example.name}: all cells were executed in {runs.executed(example):.1f} s"
+        return f"{example.name}: killed and compared by itself in {runs.executed(example):.1f} s"
     whole = runs.undisturbed(example)
     ours = runs.killed_under_raylaunch(example)
     theirs = runs.killed_under_torchrun(example)

@@ -19,7 +19,7 @@ _FOURTH_LOG = r"(?s:'epoch'.*){4}"
 class Example:
     """A script in `examples/`, which prints `resuming after step N` when it goes on, and `final loss X` at its end.
 
-    Or a notebook, which does all of that by itself.
+    Or one that does all of that by itself, as a notebook does.
     """
 
     script: str
@@ -102,6 +102,11 @@ EXAMPLES = (
         what="TensorBoard, W&B and MLflow, which go on in the same run after a restart, without a network",
         kill_at=r"step 100 ",
         needs=("tensorboard", "wandb", "mlflow"),
+    ),
+    Example(
+        script="rl_catch.py",
+        what="reinforcement learning with `WorkerGroup`: a policy with DDP and actors of Ray, of which one of both is killed",
+        arguments=("--kill",),
     ),
     Example(
         script="notebook.ipynb",
