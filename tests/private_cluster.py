@@ -182,14 +182,23 @@ def private_cluster(
     lean: bool = False,
     autoscaler: Autoscaler | None = None,
     storage: Mapping[str, str] | None = None,
+    object_store: int = 80_000_000,
 ) -> Iterator[Cluster]:
     """Start a cluster. `dashboard` is needed for `ray job submit`, and needs `ray[default]`.
 
     `gpus`: logical ones; None: those that Ray finds. `lean`: see `LEAN` and `NO_PRESTART`, and without the dashboard
     `lean_ray.py`. `storage`: the variables that say where the head keeps its tables; None: in its own memory.
+    `object_store`: its bytes.
     """
     cluster = start(
-        cpus=cpus, gpus=gpus, dashboard=dashboard, labels=labels, lean=lean, autoscaler=autoscaler, storage=storage
+        cpus=cpus,
+        gpus=gpus,
+        dashboard=dashboard,
+        labels=labels,
+        lean=lean,
+        autoscaler=autoscaler,
+        storage=storage,
+        object_store=object_store,
     )
     try:
         yield cluster
@@ -206,6 +215,7 @@ def start(
     lean: bool = False,
     autoscaler: Autoscaler | None = None,
     storage: Mapping[str, str] | None = None,
+    object_store: int = 80_000_000,
 ) -> Cluster:
     """Start a cluster, which the caller must stop."""
     # Ray's socket paths must stay below 108 characters: a short folder, whatever TMPDIR says.
@@ -226,7 +236,12 @@ def start(
         *(f"--num-cpus={cpus}", f"--temp-dir={folder}", f"--include-dashboard={str(dashboard).lower()}"),
         *(*_labels(labels), f"--dashboard-port={http}", *([] if gpus is None else [f"--num-gpus={gpus}"])),
         *cluster.agent_ports(),
-        *("--min-worker-port=0", "--max-worker-port=0", "--object-store-memory=80000000", "--disable-usage-stats"),
+        *(
+            "--min-worker-port=0",
+            "--max-worker-port=0",
+            f"--object-store-memory={object_store}",
+            "--disable-usage-stats",
+        ),
         *(LEAN if lean else () if autoscaler is None else LEAN[1:]),
     ]
     env = cluster.env(**{MARK: mark})

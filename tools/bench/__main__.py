@@ -44,6 +44,7 @@ from tools.bench import (
     tables,
     takeover,
     warm,
+    worker_group,
 )
 from tools.bench.contenders import CLUSTER_CPUS
 from tools.bench.figures import Bench, Outcome
@@ -67,8 +68,11 @@ BENCHES: dict[str, Bench[Any]] = {
     "scale": scale.BENCH,
     "takeover": takeover.BENCH,
     "leaks": leaks.BENCH,
+    "worker-group": worker_group.BENCH,
 }
 _RECORD = Path("bench.json")
+_OBJECT_STORE = 400_000_000
+"""Bytes, which are taken when there are objects."""
 
 
 def main() -> int:
@@ -112,7 +116,7 @@ def _measure(names: Sequence[str], scratch: Path, *, smoke: bool) -> dict[str, O
         for name in sorted(names, key=lambda name: BENCHES[name].needs_cluster):
             if BENCHES[name].needs_cluster and cluster is None:
                 try:
-                    cluster = stack.enter_context(private_cluster(cpus=CLUSTER_CPUS))
+                    cluster = stack.enter_context(private_cluster(cpus=CLUSTER_CPUS, object_store=_OBJECT_STORE))
                 except (RuntimeError, subprocess.TimeoutExpired) as error:
                     print(f"no Ray cluster: {error}", file=sys.stderr)
                     break

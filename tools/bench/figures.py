@@ -104,6 +104,16 @@ def ratio(bound: float, peer: str = TORCHRUN) -> Goal:
     return Goal(words=f"<= {bound:g} x {peer}", bound=bound, value=value)
 
 
+def more_at_most(bound: float, peer: str) -> Goal:
+    """Our median is at most this much more than the peer's, in the figure's unit."""
+
+    def value(figure: Figure) -> float | None:
+        ours, theirs = figure.median(RAYLAUNCH), figure.median(peer)
+        return None if ours is None or theirs is None else ours - theirs
+
+    return Goal(words=f"<= {peer} + {bound:g}", bound=bound, value=value)
+
+
 def median_at_most(bound: float) -> Goal:
     """Our median, in the figure's unit."""
     return Goal(words=f"median <= {bound:g}", bound=bound, value=lambda figure: figure.median(RAYLAUNCH))

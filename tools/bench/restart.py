@@ -85,8 +85,8 @@ class Restart:
                 _run(name, cluster, scratch, ours if name in (RAYLAUNCH, ALL_ANEW) else theirs, self.settings)
             )
         times = {name: [one for job in done for one in job.recoveries] for name, done in jobs.items()}
-        samples = {name: _samples(done) for name, done in jobs.items()}
-        found = [Figure(name=self.name, what=self.what, unit="s", samples=samples, goals=self.goals)]
+        of_all = {name: samples(done) for name, done in jobs.items()}
+        found = [Figure(name=self.name, what=self.what, unit="s", samples=of_all, goals=self.goals)]
         notes = [f"{name}: survived {_parts(done)} deaths in a row" for name, done in jobs.items()]
         if size.prepared[0]:
             figure, note = _survivors_back(cluster, scratch, ours, *size.prepared)
@@ -119,9 +119,8 @@ def _run(name: str, cluster: Cluster, scratch: Path, task: Task, settings: Mappi
             return raylaunch(cluster, scratch, task, settings)
         case contenders.ALL_ANEW:
             return raylaunch(cluster, scratch, replace(task, options=("--anew",)), settings)
-        case contenders.RAY_TRAIN:  # it takes its time
-            with contenders.ray_train(cluster, scratch, task) as started:
-                return _job(started, 2 * _RECOVERY_SECONDS)
+        case contenders.RAY_TRAIN:
+            return ray_train(cluster, scratch, task)
         case _:
             with contenders.torchrun(scratch, task, share_store=name == TORCHRUN_DEFAULTS) as started:
                 return _job(started, _RECOVERY_SECONDS)
@@ -136,6 +135,12 @@ def raylaunch(cluster: Cluster, scratch: Path, task: Task, settings: Mapping[str
         told = timeline.of_driver(started)
     recoveries = tuple(told.get(number, {}) | times for number, times in enumerate(job.recoveries))
     return Job(deaths=job.deaths, recoveries=recoveries)
+
+
+def ray_train(cluster: Cluster, scratch: Path, task: Task) -> Job:
+    """It takes its time."""
+    with contenders.ray_train(cluster, scratch, task) as started:
+        return _job(started, 2 * _RECOVERY_SECONDS)
 
 
 def _job(started: Started, seconds: float) -> Job:
@@ -160,7 +165,7 @@ def _end(started: Started, generation: int, seconds: float) -> str:
     return f"failed after {time.monotonic() - death:.0f} s" if started.has_ended() else f"hung for {seconds:.0f} s"
 
 
-def _samples(jobs: Sequence[Job]) -> Samples:
+def samples(jobs: Sequence[Job]) -> Samples:
     """Seconds from each death until the last rank had passed; or in words that none was survived."""
     found = tuple(times["passed"] for job in jobs for times in job.recoveries)
     ends = sorted({re.split(" for | after |:", job.end)[0] for job in jobs if job.end})

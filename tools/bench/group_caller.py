@@ -1,0 +1,156 @@
+"""What the bench of `WorkerGroup` runs: `group_caller.py FOLDER SIZE`, a program that uses the Ray cluster of RAY_ADDRESS.
+
+SIZE is a JSON object with the numbers of `worker_group.Size`. The samples go to `found.json` in the folder: by figure
+and by contender, in seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+import raylaunch
+import raylaunch.worker
+
+GROUP, ACTORS, LAUNCH = "raylaunch", "bare actors", "launch"
+RANKS = 4
+_WARM = 3
+"""Calls before those that count."""
+_CALM = 3
+"""Steps before each death."""
+_SETTINGS: dict[str, Any] = {"show": "none", "backend": "none", "preload": ["torch"], "placement": "pack"}
+Samples = dict[str, list[float]]
+
+
+class Idle:
+    """Does next to nothing, in a rank or as an actor."""
+
+    def nothing(self) -> None:
+        """Return at once."""
+
+    def take(self, array: np.ndarray) -> int:
+        """Look at each page of an array."""
+        return int(array[:: 4096 // array.itemsize].sum())
+
+
+class Learner:
+    """A DDP model of 10 MB, and 100 MB of `State` with it, of which survivors keep theirs."""
+
+    elastic = True
+
+    def __init__(self, megabytes: int) -> None:
+        layers = (torch.nn.Linear(1024, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 1024), torch.nn.Linear(1024, 512))
+        self.model = DistributedDataParallel(torch.nn.Sequential(*layers))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-4)
+        self.tables = torch.nn.Module()
+        self.tables.register_buffer("table", torch.zeros(megabytes * 250_000))
+        self.state = raylaunch.worker.State(every=1, model=self.model, optimizer=self.optimizer, tables=self.tables)
+
+    def step(self, death: str) -> int:
+        """Train for one step. `death`: in the middle rank 1 dies, and writes to this file when; "": it does not."""
+        done = self.state.get("done", 0)
+        self.optimizer.zero_grad()
+        loss = self.model(torch.randn(8, 1024)).square().mean()
+        if death and os.environ["RANK"] == "1" and not os.path.exists(death):
+            Path(death).write_text(str(time.monotonic()))
+            os.kill(os.getpid(), signal.SIGKILL)
+        loss.backward()
+        self.optimizer.step()
+        self.state["done"] = done + 1
+        self.state.commit(done)
+        return done + 1
+
+
+def in_turn(rounds: int, contenders: dict[str, Callable[[], object]]) -> Samples:
+    """Call the contenders in turn, and return the seconds of each but for the first ones."""
+    found: Samples = {name: [] for name in contenders}
+    for number in range(_WARM + rounds):
+        for name, call in contenders.items():
+            began = time.monotonic()
+            call()
+            if number >= _WARM:
+                found[name].append(time.monotonic() - began)
+    return found
+
+
+def calls(size: dict[str, int]) -> dict[str, Samples]:
+    """Call four ranks and four actors: without arguments, and with one object."""
+    actors = [ray.remote(num_cpus=0)(Idle).remote() for _ in range(RANKS)]
+    ref = ray.put(np.ones(size["megabytes"] * 125_000))
+    with raylaunch.WorkerGroup(Idle, nproc_per_node=RANKS, **_SETTINGS) as group:
+        found = {
+            "call": in_turn(
+                size["calls"],
+                {
+                    GROUP: lambda: group.call("nothing"),
+                    ACTORS: lambda: ray.get([actor.nothing.remote() for actor in actors]),
+                },
+            ),
+            "object": in_turn(
+                size["objects"],
+                {
+                    GROUP: lambda: group.call("take", ref),
+                    ACTORS: lambda: ray.get([actor.take.remote(ref) for actor in actors]),
+                },
+            ),
+        }
+    for actor in actors:
+        ray.kill(actor)
+    return found
+
+
+def deaths(size: dict[str, int], folder: Path) -> Samples:
+    """Have rank 1 die in a call, again and again. Seconds from each death until all ranks have answered."""
+    found = []
+    settings = _SETTINGS | {"backend": "gloo", "max_restarts": size["deaths"], "preload": ["torch", "torch._dynamo"]}
+    with raylaunch.WorkerGroup(Learner, size["megabytes"], nnodes=2, nproc_per_node=RANKS // 2, **settings) as group:
+        for number in range(size["deaths"]):
+            for _ in range(_CALM):
+                done = group.call("step", "")
+            death = folder / f"death-{number}"
+            assert group.call("step", str(death), retry=True) == [done[0] + 1] * RANKS
+            found.append(time.monotonic() - float(death.read_text()))
+    return {GROUP: found}
+
+
+def starts(size: dict[str, int], folder: Path) -> Samples:
+    """Start four ranks as a group and by `launch`. Seconds until all ranks are there."""
+    found: Samples = {GROUP: [], LAUNCH: []}
+    settings = _SETTINGS | {"nnodes": 2, "nproc_per_node": RANKS // 2, "backend": "gloo"}
+    for number in range(size["starts"]):
+        began = time.monotonic()
+        with raylaunch.WorkerGroup(Idle, **settings):
+            found[GROUP].append(time.monotonic() - began)
+        path = str(folder / f"there-{number}-")
+        began = time.monotonic()
+        raylaunch.launch(come, args=(path,), **settings)
+        found[LAUNCH].append(max(float(Path(f"{path}{rank}").read_text()) for rank in range(RANKS)) - began)
+    return found
+
+
+def come(path: str) -> None:
+    """Write down when this rank has come."""
+    Path(path + os.environ["RANK"]).write_text(str(time.monotonic()))
+
+
+def main(folder: Path, size: dict[str, int]) -> None:
+    """Measure one after the other."""
+    ray.init(log_to_driver=False)
+    os.chdir(folder)
+    found = {**calls(size), "death": deaths(size, folder), "start": starts(size, folder)}
+    (folder / "found.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), json.loads(sys.argv[2]))
