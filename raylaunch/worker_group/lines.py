@@ -18,12 +18,15 @@ from raylaunch.worker_group.rank.serving import ADMITTED
 
 
 class RankLine:
-    """The connection of one rank in one attempt. Its thread puts what it hears into the group's inbox."""
+    """The connection of one rank in one attempt. One thread puts what it hears into the inbox; another sends."""
 
     def __init__(self, sock: socket.socket, inbox: queue.SimpleQueue[Any]) -> None:
         self._sock = sock
         self._inbox = inbox
+        #: Messages with their parts; None: the last one was sent.
+        self._outbox: queue.SimpleQueue[tuple[object, list[Buffer]] | None] = queue.SimpleQueue()
         threading.Thread(target=self._listen, daemon=True, name="raylaunch-group-rank").start()
+        threading.Thread(target=self._send, daemon=True, name="raylaunch-group-send").start()
 
     def _listen(self) -> None:
         try:
@@ -34,12 +37,18 @@ class RankLine:
             self._inbox.put(LineClosed(line=self))
 
     def send(self, message: object, parts: list[Buffer] | None = None) -> None:
-        """Send a message. Where the rank is gone, its thread says so."""
-        with contextlib.suppress(OSError):
-            frames.send(self._sock, message, parts or [])
+        """Send a message, without waiting for a rank that does not read."""
+        self._outbox.put((message, parts or []))
+
+    def _send(self) -> None:
+        with contextlib.suppress(OSError):  # the rank is gone, as the other thread says
+            while (item := self._outbox.get()) is not None:
+                frames.send(self._sock, *item)
+                del item  # it may be large
 
     def close(self) -> None:
-        """Close the connection, and end its thread."""
+        """Close the connection, and end its threads."""
+        self._outbox.put(None)
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()

@@ -176,6 +176,25 @@ def test_a_rank_that_dies(launcher):
     }
 
 
+def test_a_rank_that_reads_nothing_holds_up_no_restart(launcher):
+    """Not even while a call is sent to it that is larger than all buffers on the way."""
+    found = outcome(
+        launcher,
+        """
+        import numpy as np
+        with group_of(Counter, 0, ray={"address": "none"}) as group:
+            os.kill(group.ranks[1].pid, signal.SIGSTOP)
+            call = group.submit("large", np.ones(5_000_000))
+            group.restart()
+            found = {"call": error_of(call.result), "again": group.call("add", 1)}
+            os.kill(group.ranks[0].pid, signal.SIGSTOP)
+            group.submit("large", np.ones(5_000_000))
+        print(json.dumps(found))
+        """,
+    )
+    assert found == {"call": "RankRestartedError", "again": [1, 1]}
+
+
 ELASTIC = """
 ray.init(log_to_driver=False, logging_level="ERROR")
 
