@@ -125,18 +125,22 @@ def deaths(size: dict[str, int], folder: Path) -> Samples:
 
 
 def starts(size: dict[str, int], folder: Path) -> Samples:
-    """Start four ranks as a group and by `launch`. Seconds until all ranks are there."""
+    """Start four ranks as a group and by `launch`, by turns the one and the other first. Seconds until all are there."""
     found: Samples = {GROUP: [], LAUNCH: []}
-    settings = _SETTINGS | {"nnodes": 2, "nproc_per_node": RANKS // 2, "backend": "gloo"}
     for number in range(size["starts"]):
-        began = time.monotonic()
-        with raylaunch.WorkerGroup(Idle, **settings):
-            found[GROUP].append(time.monotonic() - began)
-        path = str(folder / f"there-{number}-")
-        began = time.monotonic()
-        raylaunch.launch(come, args=(path,), **settings)
-        found[LAUNCH].append(max(float(Path(f"{path}{rank}").read_text()) for rank in range(RANKS)) - began)
+        for name in sorted(found, reverse=bool(number % 2)):
+            found[name].append(_start(name, str(folder / f"there-{number}-")))
     return found
+
+
+def _start(name: str, path: str) -> float:
+    settings = _SETTINGS | {"nnodes": 2, "nproc_per_node": RANKS // 2, "backend": "gloo"}
+    began = time.monotonic()
+    if name == GROUP:
+        with raylaunch.WorkerGroup(Idle, **settings):
+            return time.monotonic() - began
+    raylaunch.launch(come, args=(path,), **settings)
+    return max(float(Path(f"{path}{rank}").read_text()) for rank in range(RANKS)) - began
 
 
 def come(path: str) -> None:

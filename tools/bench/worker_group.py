@@ -30,7 +30,7 @@ class Size:
     objects: int = 20
     megabytes: int = 100
     deaths: int = 10
-    starts: int = 3
+    starts: int = 4
     of_ray_train: int = 1
     """Deaths that Ray Train is to survive."""
 
@@ -97,5 +97,5 @@ def _beside(parts: tuple[Figure, ...]) -> Detail:
 BENCH = Bench(
     measure=measure,
     full=Size(),
-    smoke=Size(calls=3, objects=1, megabytes=8, deaths=1, starts=1, of_ray_train=0),
+    smoke=Size(calls=3, objects=1, megabytes=8, deaths=1, starts=2, of_ray_train=0),
 )
