@@ -22,6 +22,8 @@ from tests.private_cluster import MARK, end_marked, free_ports, marked, running
 
 NODES = ("n1", "n2", "n3", "n4")
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
+SWEEP_SECONDS = 20
+"""How long processes may stay when all jobs have ended, of which some were killed."""
 REQUEUE_SECONDS = 5
 """Slurm waits so long before a job that was put back starts again; 120 s by default."""
 CONF = """\
@@ -76,8 +78,14 @@ class Slurm:
         return path.read_text() if path.exists() else ""
 
     def left(self) -> list[str]:
-        """The processes that jobs have left."""
-        return [f"{pid} {command_line(pid)}" for pid in marked(self.env[MARK])]
+        """The processes that jobs have left: id, command line, parent."""
+        return [f"{pid} `{command_line(pid)}`, child of {parent(pid)}" for pid in marked(self.env[MARK])]
+
+    def wait_for_end_of_processes(self, seconds: float) -> None:
+        """Wait until jobs have left nothing."""
+        with contextlib.suppress(pytest.fail.Exception):
+            wait_until(lambda: not self.left(), seconds, "processes to end")
+        assert self.left() == []
 
 
 @pytest.fixture(scope="session")
@@ -108,14 +116,20 @@ def slurm(all_slurm: Slurm) -> Iterator[Slurm]:
     with contextlib.suppress(AssertionError):
         all_slurm.run("scancel", "--user", "root")
     wait_until(lambda: not all_slurm.jobs(), 60, "jobs to end")
-    # What is killed without a notice may leave memory of `State` for an agent of the same run, which waits for a minute.
-    wait_until(lambda: not all_slurm.left(), 100, "processes to end")
+    all_slurm.wait_for_end_of_processes(SWEEP_SECONDS)
 
 
 def command_line(pid: int) -> str:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
     return ""
+
+
+def parent(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        number = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        return f"{number} `{command_line(number)}`"
+    return "nobody: it has just ended"
 
 
 def path() -> str:

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tests.cluster.conftest import wait_until
-from tests.slurm.conftest import Slurm
+from tests.slurm.conftest import SWEEP_SECONDS, Slurm
 
 TRAIN = Path(__file__).with_name("train.py")
 PATIENCE = 100
@@ -96,9 +96,22 @@ def test_a_node_that_is_taken_away_costs_no_step_and_comes_back(slurm):
     numbers = [step.number for step in steps(slurm)]
     assert numbers == list(range(len(numbers)))
     slurm.run("scancel", "--signal=TERM", submitted)
+    wait_until(lambda: is_put_back(slurm, submitted, 1), PATIENCE, "the driver's job to be put back")
+    slurm.run("scancel", submitted)
     wait_until(lambda: not slurm.jobs(), PATIENCE, "the jobs to end, of which none starts again")
     time.sleep(2)
     assert slurm.left() == []
+
+
+@pytest.mark.parametrize("options", [(), ("--signal=KILL",)], ids=" ".join)
+def test_a_job_that_is_killed_leaves_nothing(slurm, options):
+    """Slurm kills the program on each node, but here not what that has started: see `ProctrackType`."""
+    submitted = slurm.submit(str(job(slurm, 100_000, nnodes=2)))
+    wait_until(lambda: runs(slurm), PATIENCE, "the job to train")
+    slurm.run("scancel", *options, submitted)
+    wait_until(lambda: not slurm.jobs(), PATIENCE, "the job to end")
+    slurm.wait_for_end_of_processes(SWEEP_SECONDS)
+    assert list(Path("/tmp").glob("raylaunch-slurm-*")) == []
 
 
 def worlds(slurm: Slurm) -> list[int]:

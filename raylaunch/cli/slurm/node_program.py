@@ -3,6 +3,7 @@
     python -m raylaunch.cli.slurm.node_program run JOB_FILE...      # all nodes are in this Slurm job
     python -m raylaunch.cli.slurm.node_program lead JOB_FILE...     # each node is a job of its own: see stdin
     python -m raylaunch.cli.slurm.node_program join                 # such a node
+    python -m raylaunch.cli.slurm.node_program sweep                # what each of them starts: see `_sweeper`
 
 Slurm tells it by SIGTERM that the job ends soon. The first node passes that to the driver, which saves and stops the
 run. A node that is a job of its own passes it to `ray start`, which drains it.
@@ -42,6 +43,8 @@ _STARTED = "Ray runtime started"
 def main(words: Sequence[str], environ: Mapping[str, str]) -> int:
     """Do what a node of a Slurm job does, and return the exit code. Raises ClusterError."""
     role, *job = words
+    if role == "sweep":
+        return _sweep()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(ExitCode.RESUMABLE))  # until there is somebody to tell
     if role == "join":
         return _join(environ["RAY_ADDRESS"], environ, leaves=True)
@@ -113,27 +116,50 @@ def _ray_node(address: str, options: Sequence[str], environ: Mapping[str, str]) 
     ports = ["--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"]
     command = ["ray.scripts.scripts", "start", "--block", "--disable-usage-stats", *ports, *options]
     node = f"{environ['SLURM_JOB_ID']}.{environ['SLURM_PROCID']}."
-    log = folder / f"ray-start-{name}.log"
-    with open(folder / "start.lock", "w") as lock, log.open("w") as output:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # two that start at the same time would take the same names
-        process = _start(command, {**environ, _MARK: node}, output.fileno())
-        while _STARTED not in (said := log.read_text(errors="replace")) and process.poll() is None:
-            time.sleep(_POLL_SECONDS)
+    log = folder / f"ray-start-{node}log"
+    with _sweeper(f"{_MARK}={node}", folder):
+        with open(folder / "start.lock", "w") as lock, log.open("w") as output:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # two that start at the same time would take the same names
+            process = _start(command, {**environ, _MARK: node}, output.fileno())
+            while _STARTED not in (said := log.read_text(errors="replace")) and process.poll() is None:
+                time.sleep(_POLL_SECONDS)
+        try:
+            if process.poll() is not None:
+                raise ClusterError(f"`ray start` failed on {name}:\n{said}")
+            yield process
+        finally:
+            process.send_signal(signal.SIGINT)  # and not SIGTERM, by which it would be drained first
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_END_SECONDS)
+            process.kill()
+            process.wait()
+
+
+@contextlib.contextmanager
+def _sweeper(mark: str, folder: Path) -> Iterator[None]:
+    """Have a process that sweeps this node after the block, also if this process is killed in it.
+
+    Where Slurm tracks processes by their groups, it kills this process and none of Ray's.
+    """
+    command = [sys.executable, "-m", "raylaunch.cli.slurm.node_program", "sweep"]
+    nowhere = subprocess.DEVNULL  # Slurm waits until nobody can write to this process's output any more
+    sweeper = subprocess.Popen(  # noqa: S603
+        command, stdin=subprocess.PIPE, stdout=nowhere, stderr=nowhere, start_new_session=True
+    )
+    assert sweeper.stdin is not None
+    sweeper.stdin.write(os.fsencode(f"{mark}\n{folder}\n"))
+    sweeper.stdin.flush()
     try:
-        if process.poll() is not None:
-            raise ClusterError(f"`ray start` failed on {name}:\n{said}")
-        yield process
+        yield
     finally:
-        _end(process, f"{_MARK}={node}", folder)
+        sweeper.stdin.close()
+        sweeper.wait()
 
 
-def _end(process: subprocess.Popen[bytes], mark: str, folder: Path) -> None:
-    """End Ray on this node and all that it has started, and remove its folder."""
-    process.send_signal(signal.SIGINT)  # and not SIGTERM, by which it would be drained first
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(_END_SECONDS)
-    process.kill()
-    process.wait()
+def _sweep() -> int:
+    """Read a mark and a folder. At the end of stdin, kill what has the mark, and remove Ray's folder."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    mark, folder = sys.stdin.read().splitlines()
     # An agent of raylaunch that was killed leaves processes for its successor, which stay for a minute.
     deadline = time.monotonic() + _END_SECONDS
     while (left := [*_having(mark, "environ")]) and time.monotonic() < deadline:
@@ -141,8 +167,9 @@ def _end(process: subprocess.Popen[bytes], mark: str, folder: Path) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(_POLL_SECONDS)
-    if not any(_having(str(folder), "cmdline")):  # of all processes of Ray
+    if not any(_having(folder, "cmdline")):  # of all processes of Ray
         shutil.rmtree(folder, ignore_errors=True)
+    return ExitCode.OK
 
 
 def _cpus(environ: Mapping[str, str]) -> list[str]:

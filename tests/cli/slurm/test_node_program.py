@@ -120,3 +120,23 @@ raise SystemExit(1)
         join(head, node)
     left = int((tmp_path / "pid").read_text())
     wait_until(lambda: procfs.process_state(left) in ("", "Z"), 60, "the process to be gone")
+
+
+def test_what_ray_has_started_ends_even_if_the_program_is_killed(tmp_path):
+    """Slurm kills the program, and where it tracks process groups, nothing that has a session of its own."""
+    folder, mark = tmp_path / "ray", f"{tmp_path}"
+    code = f"""
+import os, pathlib, signal, subprocess
+from raylaunch.cli.slurm import node_program
+folder = pathlib.Path({str(folder)!r})
+folder.mkdir()
+with node_program._sweeper("RAYLAUNCH_SLURM_NODE={mark}", folder):
+    env = os.environ | {{"RAYLAUNCH_SLURM_NODE": {mark!r}}}
+    null = subprocess.DEVNULL
+    print(subprocess.Popen(["sleep", "1000"], start_new_session=True, env=env, stdout=null).pid, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL
+    wait_until(lambda: procfs.process_state(int(done.stdout)) in ("", "Z"), 60, "the process to be gone")
+    wait_until(lambda: not folder.exists(), 60, "the folder to be gone")
