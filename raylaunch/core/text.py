@@ -7,6 +7,10 @@ import re
 from collections.abc import Iterable
 
 _MAX_SPANS = 12
+_MAX_HOSTS = 8
+_FOLDED_FROM = 3
+"""Two names are shorter to read, and to copy, as they are."""
+_LAST_NUMBER = re.compile(r"(.*?)([0-9]+)([^0-9]*)")
 _SIZES = {"d": 86_400, "h": 3_600, "min": 60, "s": 1}
 
 _UNSAFE = (
@@ -50,7 +54,42 @@ def spans(numbers: Iterable[int]) -> str:
         else:
             runs.append((number, number))
     texts = [str(low) if low == high else f"{low}-{high}" for low, high in runs]
-    return ", ".join(texts if len(texts) <= _MAX_SPANS else [*texts[:_MAX_SPANS], "..."])
+    return ", ".join(_first_spans(texts))
+
+
+def _first_spans(texts: list[str]) -> list[str]:
+    return texts if len(texts) <= _MAX_SPANS else [*texts[:_MAX_SPANS], "..."]
+
+
+def host_list(names: Iterable[str]) -> str:
+    """Return names of hosts or nodes as Slurm does: `node[01-64,70], login`; a long list ends with `and 9 more`.
+
+    Names are folded from three on that differ in their last number alone.
+    """
+    groups: dict[tuple[str, str], list[str]] = {}
+    for name in names:
+        match = _LAST_NUMBER.fullmatch(name)
+        before, number, after = match.groups() if match else (name, "", "")
+        groups.setdefault((before, after), []).append(number)
+    parts: list[tuple[str, int]] = []
+    for (before, after), numbers in groups.items():
+        if len(numbers) < _FOLDED_FROM:
+            parts += [(before + number + after, 1) for number in numbers]
+        else:
+            parts.append((f"{before}[{','.join(_folded(numbers))}]{after}", len(numbers)))
+    more = sum(size for _, size in parts[_MAX_HOSTS:])
+    return ", ".join(text for text, _ in parts[:_MAX_HOSTS]) + (f" and {more} more" if more else "")
+
+
+def _folded(numbers: Iterable[str]) -> list[str]:
+    """Return numbers as spans, whose two ends are written with the same leading zeros."""
+    runs: list[tuple[str, str]] = []
+    for number in sorted(numbers, key=lambda text: (int(text), text)):
+        if runs and number == str(int(runs[-1][1]) + 1).zfill(len(runs[-1][1])):
+            runs[-1] = (runs[-1][0], number)
+        else:
+            runs.append((number, number))
+    return _first_spans([low if low == high else f"{low}-{high}" for low, high in runs])
 
 
 def printable(text: str, *, several_lines: bool = False) -> str:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raylaunch.core.text import capped, duration, printable
+from raylaunch.core.text import capped, duration, host_list, printable
 from tests.core.adversarial import steep
 from tests.profiles import examples
 
@@ -99,3 +99,20 @@ def test_time_is_linear(function):
 def test_times(seconds, text):
     """With two units at most."""
     assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("names", "shown"),
+    [
+        ([], ""),
+        (["node-2", "node-1"], "node-2, node-1"),
+        (["10.0.0.9", "10.0.0.10", "10.0.0.11", "10.0.1.1"], "10.0.0.[9-11], 10.0.1.1"),
+        ([f"gpu{number:02}.site" for number in (*range(1, 65), 70)], "gpu[01-64,70].site"),
+        (["n08", "n9", "n10", "n09"], "n[08-09,9-10]"),
+        (["login", "n3", "head", "n1", "n2"], "login, n[1-3], head"),
+        ([f"a{2 * number}" for number in range(20)], "a[0,2,4,6,8,10,12,14,16,18,20,22,...]"),
+        ([*"abcdefgh", *(f"n{number}" for number in range(5))], "a, b, c, d, e, f, g, h and 5 more"),
+    ],
+)
+def test_hosts_are_listed_as_slurm_does(names, shown):
+    assert host_list(names) == shown

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from raylaunch.cli.doctor.diagnosis import Diagnosis, Surroundings, error, ok, warning
 from raylaunch.cli.doctor.node_report import NodeReport
-from raylaunch.core.text import count
+from raylaunch.core.text import count, host_list
 
 
 def job_file(facts: Surroundings) -> Iterator[Diagnosis]:
@@ -42,13 +42,13 @@ def folder(facts: Surroundings) -> Iterator[Diagnosis]:
     lacking = [address for address, report in facts.seen.answers.items() if not report.has_folder]
     if lacking:
         fix = "let all nodes share it, or have Ray copy it: `ray.working_dir: .`"
-        yield error("folder", f"this folder is not on {', '.join(lacking)}", fix)
+        yield error("folder", f"this folder is not on {host_list(lacking)}", fix)
     if entry.kind in ("", "function"):
         return
     without = [a for a, report in facts.seen.answers.items() if report.has_folder and not report.program]
     if without:
         fix = "install it there, or let Ray copy it with `ray.working_dir`; see also `env` for PATH and PYTHONPATH"
-        yield error(entry.kind, f"`{entry.target}` is not found on {', '.join(without)}", fix)
+        yield error(entry.kind, f"`{entry.target}` is not found on {host_list(without)}", fix)
     digests = {report.program for report in facts.seen.answers.values() if report.program}
     if entry.kind == "script" and len(digests) > 1:
         differs = _unlike(facts, lambda report: report.program)
@@ -69,7 +69,7 @@ def run_folder(facts: Surroundings) -> Iterator[Diagnosis]:
     apart = [address for address, report in others.items() if not report.sees_marker or report.log_dir_problem]
     if apart:
         fix = "set `log_dir` to a folder that all nodes share; until then each node keeps the files of its own ranks"
-        yield warning("run folder", f"`{facts.job.log_dir}` is another folder on {', '.join(apart)}", fix)
+        yield warning("run folder", f"`{facts.job.log_dir}` is another folder on {host_list(apart)}", fix)
     elif others:
         yield ok("run folder", f"all nodes share `{facts.job.log_dir}`")
 
@@ -84,4 +84,4 @@ def _unlike(facts: Surroundings, key: Callable[[NodeReport], str]) -> str:
         if facts.seen.here in facts.seen.answers
         else key(next(iter(facts.seen.answers.values())))
     )
-    return ", ".join(address for address, report in facts.seen.answers.items() if key(report) not in ("", mine))
+    return host_list(address for address, report in facts.seen.answers.items() if key(report) not in ("", mine))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from raylaunch.cli.doctor.diagnosis import Diagnosis, Surroundings, error, ok, warning
 from raylaunch.cli.doctor.node_report import NodeReport
-from raylaunch.core.text import count
+from raylaunch.core.text import count, host_list
 
 _GIB = 2**30
 _LEAST_SHARED_MEMORY = _GIB
@@ -54,7 +54,7 @@ def drained(facts: Surroundings) -> Iterator[Diagnosis]:
     """Whether nodes are about to go away."""
     if facts.seen.draining:
         fix = "they take no new work; wait for others, or ask for fewer nodes"
-        yield warning("draining", f"being drained: {_names(facts.seen.draining)}", fix)
+        yield warning("draining", f"being drained: {host_list(facts.seen.draining)}", fix)
 
 
 def token(facts: Surroundings) -> Iterator[Diagnosis]:
@@ -72,7 +72,8 @@ def versions(facts: Surroundings) -> Iterator[Diagnosis]:
         return
     lacking = [address for address, report in facts.seen.answers.items() if not report.versions.get("torch")]
     if lacking:
-        yield error("torch", f"not installed: {_names(lacking)}", "install torch in the environment that started Ray")
+        fix = "install torch in the environment that started Ray"
+        yield error("torch", f"not installed: {host_list(lacking)}", fix)
     wrong = False
     for key, fix in _EQUAL.items():
         groups = _groups(facts.seen.answers, lambda report, key=key: report.versions.get(key) or "none")  # type: ignore[misc]
@@ -131,7 +132,7 @@ def limits(facts: Surroundings) -> Iterator[Diagnosis]:
         yield warning("locked memory", f"too little for InfiniBand: {_with(little)}", fix)
     answers = facts.seen.answers.items()
     if large := [address for address, report in answers if report.has_core_files and report.nvidia_gpus]:
-        text = f"as large as the memory of a worker that crashes, buffers of `State` included: {_names(large)}"
+        text = f"as large as the memory of a worker that crashes, buffers of `State` included: {host_list(large)}"
         yield warning("core files", text, "`ulimit -c 0` before `ray start`; containers need `--ulimit core=0`")
 
 
@@ -196,7 +197,7 @@ def gpus(facts: Surroundings) -> Iterator[Diagnosis]:
         yield warning("GPUs", f"in the kernel's log since it was started: {_with(logged)}", f"unless it is done: {fix}")
     if slow := [address for address, report in answers if report.gpu_health.is_not_persistent]:
         fix = "`nvidia-smi -pm 1` there, or let nvidia-persistenced run: else each attempt waits 1 to 3 s for a GPU"
-        yield warning("GPUs", f"persistence mode is off: {_names(slow)}", fix)
+        yield warning("GPUs", f"persistence mode is off: {host_list(slow)}", fix)
 
 
 CHECKS: tuple[Callable[[Surroundings], Iterator[Diagnosis]], ...] = (
@@ -223,14 +224,11 @@ def _groups(reports: Mapping[str, NodeReport], key: Callable[[NodeReport], str])
 
 
 def _grouped(groups: Mapping[str, Sequence[str]]) -> str:
-    return "; ".join(f"{value} on {_names(addresses)}" for value, addresses in groups.items())
-
-
-def _names(addresses: Sequence[str]) -> str:
-    more = len(addresses) - _MOST_NAMED
-    return ", ".join(addresses[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+    return "; ".join(f"{value} on {host_list(addresses)}" for value, addresses in groups.items())
 
 
 def _with(values: Mapping[str, str]) -> str:
     """Return addresses, each with its value."""
-    return _names([f"{address} ({value})" for address, value in values.items()])
+    texts = [f"{address} ({value})" for address, value in values.items()]
+    more = len(texts) - _MOST_NAMED
+    return ", ".join(texts[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -22,7 +22,7 @@ from raylaunch.core.failures.failure import root_cause
 from raylaunch.core.history.run_status import RunStatus
 from raylaunch.core.machine.state import Phase
 from raylaunch.core.record.run_layout import LAYOUTS, LOGS
-from raylaunch.core.text import count
+from raylaunch.core.text import count, host_list
 from raylaunch.errors import ConfigError, ExitCode
 
 _POLL_SECONDS = 0.25
@@ -71,7 +71,7 @@ def show(run: RunReader, arguments: Namespace) -> int:
         where = f"attempt {attempt} in {run.entry.folder}"
         say(f"there are no such files of {where}; each node keeps the files of its own ranks")
     if found.missing:
-        say(f"{', '.join(found.missing)} did not answer: the logs there are missing here")
+        say(f"{host_list(found.missing)} did not answer: the logs there are missing here")
     return ExitCode.OK
 
 
@@ -88,7 +88,7 @@ def _copy(run: RunReader, choice: LogChoice, folder: Path, status: RunStatus) ->
         raise ConfigError(f"cannot copy the logs to {folder}: {error}", hint="name a folder with room") from None
     say(f"copied {count(copied, 'log file')} of {run.entry.title} to {folder}")
     if missing:
-        say(f"{', '.join(sorted(missing))} did not answer: the logs there are missing here")
+        say(f"{host_list(sorted(missing))} did not answer: the logs there are missing here")
     return ExitCode.OK
 
 

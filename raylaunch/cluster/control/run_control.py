@@ -48,7 +48,7 @@ from raylaunch.core.machine.state import Phase
 from raylaunch.core.newtypes import SIGTERM, HostId, NodeId, RunTime, assert_never
 from raylaunch.core.placement.environment import natural_key
 from raylaunch.core.record.result import RunResult
-from raylaunch.core.text import printable
+from raylaunch.core.text import host_list, printable
 from raylaunch.node.protocol.acceptor import SecretAddress
 from raylaunch.node.protocol.messages import StacksDumped
 
@@ -218,7 +218,7 @@ class RunControl:
         yield from events
         status = machine.status
         if len(drained := [event.node for event in events if isinstance(event, NodeDraining)]) > 1:
-            status = f"{status}; on that host are {', '.join(drained)}, which are all drained"
+            status = f"{status}; on that host are {host_list(drained)}, which are all drained"
         return Accepted(attempt=attempt, phase=machine.phase, status=status, can_save=can_save)
 
     def _events(

@@ -27,7 +27,7 @@ from raylaunch.core.job.job import Job
 from raylaunch.core.newtypes import NodeId
 from raylaunch.core.placement.environment import natural_key
 from raylaunch.core.placement.plan import Plan
-from raylaunch.core.text import capped, duration
+from raylaunch.core.text import duration, host_list
 from raylaunch.node.protocol.node_spec import AgentSpec
 
 _LOOK_SECONDS = 2.0
@@ -38,8 +38,6 @@ _NOBODY_SECONDS = 30.0
 """How long a driver looks on when all who may keep the ledger have answered, and nobody does."""
 _RETRY_SECONDS = (0.2, 2.0)
 """The first pause before it looks again, and the longest."""
-_MOST_NAMED = 200
-"""Characters of the names of agents that do not answer."""
 
 
 def _nothing(_: str) -> None:
@@ -214,8 +212,8 @@ class _Newest:
         self._open()
         silent += asked.values()
         if silent and self.ledger is None:
-            listed = ", ".join(sorted(silent, key=natural_key))
-            raise UnansweredError(f"an agent that may keep the ledger ({capped(listed, _MOST_NAMED)})")
+            listed = host_list(sorted(silent, key=natural_key))
+            raise UnansweredError(f"an agent that may keep the ledger ({listed})")
 
     def _awaits(self, nodes: Iterable[NodeId]) -> bool:
         self._open()

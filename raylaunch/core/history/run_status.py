@@ -34,9 +34,7 @@ from raylaunch.core.newtypes import NodeId, StrEnum
 from raylaunch.core.placement.devices import GpuUse
 from raylaunch.core.record.journal import JournalEntry
 from raylaunch.core.record.result import ResultBuilder, RunResult
-
-MOST_NAMES = 8
-"""So many of the nodes that a run waits for are named."""
+from raylaunch.core.text import host_list
 
 
 class NodeState(StrEnum):
@@ -304,6 +302,4 @@ class StatusBuilder:
 
 
 def _names(nodes: Collection[NodeId]) -> str:
-    names = sorted(nodes, key=lambda name: (len(name), name))
-    more = len(names) - MOST_NAMES
-    return ", ".join(names[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+    return host_list(sorted(nodes, key=lambda name: (len(name), name)))

@@ -10,6 +10,7 @@ from raylaunch.core.machine.saving import end_run, limit_saving, save_world, sto
 from raylaunch.core.machine.state import Gathering, Running, Saving, Starting, Stopping
 from raylaunch.core.machine.transitions import gather, go_on_if_all_stopped, launch_world, restart_world
 from raylaunch.core.newtypes import assert_never
+from raylaunch.core.text import host_list
 from raylaunch.errors import ExitCode
 
 
@@ -63,7 +64,7 @@ def _deadline_passed(run: Run, state: Starting | Saving | Stopping) -> list[Acti
             releases, why = release_unresponsive(run, state, "did not start its workers in time")
             return [*releases, *restart_world(run, why)]
         case Saving():
-            return stop_unsaved(run, state, f"{', '.join(sorted(state.awaited))} did not save in time")
+            return stop_unsaved(run, state, f"{host_list(sorted(state.awaited))} did not save in time")
         case Stopping():
             releases, _ = release_unresponsive(run, state, "did not stop its workers in time")
             return [*releases, *go_on_if_all_stopped(run, state)]

@@ -15,7 +15,7 @@ from raylaunch.core.machine.transitions import (
 )
 from raylaunch.core.newtypes import NodeId
 from raylaunch.core.placement.environment import Member
-from raylaunch.core.text import count
+from raylaunch.core.text import count, host_list
 from raylaunch.errors import JOB_FAILURES
 
 
@@ -177,7 +177,7 @@ def release_unresponsive(run: Run, state: AwaitingNodes, why: str) -> tuple[list
     """Give up all awaited nodes. Return the actions and a sentence that says so."""
     actions: list[Action] = []
     unresponsive = sorted(state.awaited)
-    what = f"{', '.join(unresponsive)} {why}"
+    what = f"{host_list(unresponsive)} {why}"
     for member in [_remove_node(run, node) for node in unresponsive]:
         cordon, clause = _blame_host_of(run, member)
         actions += [Release(node=member.node, why=why), *cordon]
