@@ -89,8 +89,9 @@ def test_a_node_that_is_taken_away_costs_no_step_and_comes_back(slurm):
     submitted = slurm.submit("--elastic", "1:2", str(job(slurm, 100_000)), "--", "--partition=all")
     wait_until(lambda: worlds(slurm)[-1:] == [2], PATIENCE, "both nodes")
     before = worlds(slurm)
-    node = slurm.jobs("--name=chain-node", "--format=%A")[0].strip()
-    slurm.run("scancel", "--signal=TERM", node)
+    # The id of this one is that of the array, so that Slurm takes it for all nodes: to put it back must be said otherwise.
+    nodes = [line.split() for line in slurm.jobs("--name=chain-node", "--format=%i %A %F")]
+    slurm.run("scancel", "--signal=TERM", next(name for name, own, array in nodes if own == array))
     wait_until(lambda: worlds(slurm) == [*before, 1], PATIENCE, "the world without the node")
     wait_until(lambda: worlds(slurm) == [*before, 1, 2], PATIENCE, "the node to be back")
     numbers = [step.number for step in steps(slurm)]

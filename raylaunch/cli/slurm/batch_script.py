@@ -28,8 +28,8 @@ exit $code
 """
 _COME_BACK = f"""\
 code=$?
-if [ $code -eq {ExitCode.RESUMABLE} ]; then # it was drained
-  scontrol requeue "$SLURM_JOB_ID"
+if [ $code -eq {ExitCode.RESUMABLE} ]; then # it was drained; SLURM_JOB_ID may be the id of all nodes
+  scontrol requeue "${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID"
 fi
 exit $code
 """
