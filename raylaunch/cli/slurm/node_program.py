@@ -36,6 +36,8 @@ _POLL_SECONDS = 0.25
 _DRAIN_SECONDS = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
 _MARK = "RAYLAUNCH_SLURM_NODE"
 """A variable of all processes that Ray starts on a node: the job and the number of the task."""
+_KEEPS_ENVIRON = {"SPT_NOENV": "1"}
+"""Lets Ray's agents, which outlive a dead head for a while, not write their titles over the mark (setproctitle)."""
 _STARTED = "Ray runtime started"
 """What `ray start` prints when its node is up."""
 
@@ -120,7 +122,7 @@ def _ray_node(address: str, options: Sequence[str], environ: Mapping[str, str]) 
     with _sweeper(f"{_MARK}={node}", folder):
         with open(folder / "start.lock", "w") as lock, log.open("w") as output:
             fcntl.flock(lock, fcntl.LOCK_EX)  # two that start at the same time would take the same names
-            process = _start(command, {**environ, _MARK: node}, output.fileno())
+            process = _start(command, {**environ, _MARK: node, **_KEEPS_ENVIRON}, output.fileno())
             while _STARTED not in (said := log.read_text(errors="replace")) and process.poll() is None:
                 time.sleep(_POLL_SECONDS)
         try:

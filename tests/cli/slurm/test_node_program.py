@@ -140,3 +140,17 @@ with node_program._sweeper("RAYLAUNCH_SLURM_NODE={mark}", folder):
     assert done.returncode == -signal.SIGKILL
     wait_until(lambda: procfs.process_state(int(done.stdout)) in ("", "Z"), 60, "the process to be gone")
     wait_until(lambda: not folder.exists(), 60, "the folder to be gone")
+
+
+def test_rays_agents_can_be_found(node, ray_is, head, tmp_path):
+    """Ray's own processes set their titles, which would be written over the mark."""
+    ray_is(f"""
+import os
+from ray._raylet import setproctitle
+setproctitle("ray::DashboardAgent")
+open({str(tmp_path / "environ")!r}, "wb").write(open("/proc/self/environ", "rb").read())
+raise SystemExit(1)
+""")
+    with pytest.raises(ClusterError):
+        join(head, node)
+    assert b"RAYLAUNCH_SLURM_NODE=7.1." in (tmp_path / "environ").read_bytes()
