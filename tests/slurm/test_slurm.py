@@ -74,6 +74,16 @@ def test_a_chain_of_jobs_goes_on_at_the_next_step(slurm, chain):
     assert numbers == list(range(len(numbers)))
 
 
+def test_a_job_saves_before_its_time_is_over(slurm):
+    """Each has two minutes, of which 30 s are the grace. What one has saved is where the next one begins."""
+    durable = str(slurm.folder / "durable-in-time")
+    submitted = slurm.submit(str(job(slurm, 100_000, nnodes=2, durable=durable)), "--", "--time=2")
+    wait_until(lambda: len(runs(slurm)) == 2, 120 + PATIENCE, "the second job")
+    numbers = [step.number for step in steps(slurm)]
+    assert numbers == list(range(len(numbers)))
+    assert "stopped in time" in slurm.output(submitted)
+
+
 def runs(slurm: Slurm) -> set[str]:
     return {step.run for step in steps(slurm)}
 
