@@ -196,8 +196,9 @@ for line in sys.stdin:
     ]
     print(json.dumps(found), flush=True)
 """
-_inspectors: dict[str, subprocess.Popen[str]] = {}
-"""By cluster address. To connect takes seconds, so each lives as long as its cluster."""
+_inspectors: dict[Path, subprocess.Popen[str]] = {}
+"""By the folder of the cluster, as a later one may have the same port. To connect takes seconds, so each lives as long as
+its cluster."""
 
 
 def left_in_ray(cluster: Cluster, order: str = "") -> list[str]:
@@ -205,15 +206,15 @@ def left_in_ray(cluster: Cluster, order: str = "") -> list[str]:
 
     `order` "end": end those of detached runs first, which would else go on.
     """
-    if cluster.address not in _inspectors:
-        _inspectors[cluster.address] = subprocess.Popen(
+    if cluster.folder not in _inspectors:
+        _inspectors[cluster.folder] = subprocess.Popen(
             [sys.executable, "-c", _INSPECTOR],
             env=cluster.env(**{MARK: cluster.mark}),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
-    inspector = _inspectors[cluster.address]
+    inspector = _inspectors[cluster.folder]
     assert inspector.stdin is not None
     assert inspector.stdout is not None
     inspector.stdin.write(f"{order}\n")
