@@ -247,6 +247,8 @@ def main() -> None:
     except SystemExit:
         leave_world()
         raise
+    if dist.is_initialized():
+        dist.barrier()  # meanwhile gloo's threads let go of tensors; they could not while this one waits for their end
     leave_world()
 
 
