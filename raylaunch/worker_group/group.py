@@ -99,8 +99,8 @@ class WorkerGroup:
             self._dispatcher.inbox.put(RunEnded(error=None))
             raise
         title = f"raylaunch-{run.job.title}"
-        args = (run, given, self._dispatcher, self._server)
-        threading.Thread(target=_drive, args=args, daemon=True, name=title).start()
+        driven = (run, given, self._dispatcher, self._server)
+        threading.Thread(target=_drive, args=driven, daemon=True, name=title).start()
         self._finalizer = weakref.finalize(self, self._dispatcher.inbox.put, CloseGroup(now=True))
         self._wait_for_start()
 

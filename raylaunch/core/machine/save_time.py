@@ -23,7 +23,7 @@ _STEPS_AHEAD = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadlineSet:
-    """The run is to be over by `deadline`: all workers save in time.."""
+    """The run is to be over by `deadline`: all workers save in time."""
 
     at: RunTime
     deadline: RunTime
