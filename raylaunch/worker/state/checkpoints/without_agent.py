@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 
+from raylaunch.core.machine.commits import Commit
 from raylaunch.worker.descriptors import Identity, identity, is_still
 from raylaunch.worker.heartbeats import shared_page
 from raylaunch.worker.heartbeats.heartbeat_writer import HeartbeatWriter
@@ -42,6 +43,7 @@ class OwnFiles:
         #: The same buffers, mapped into this process.
         self._buffers: dict[int, CommitBuffer] = {}
         self._thread: threading.Thread | None = None
+        self._written: Commit | None = None
         self._pid = os.getpid()
         atexit.register(self.write_last)
 
@@ -74,22 +76,31 @@ class OwnFiles:
 
     def _write(self) -> None:
         buffer = self._buffers[DURABLE_BUFFER]
+        held = buffer.header.held()
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOW_PRIORITY)
         failed = checkpoint_writer.report(
             lambda: checkpoint_writer.write_checkpoint(self._folder, [buffer], _SECONDS),
             self._folder,
-            buffer.header.held(),
+            held,
         )
+        if held is not None and not failed:
+            self._written = held.commit
         buffer.header.set_outcome(WriteState.FAILED if failed else WriteState.WRITTEN, failed)
 
     def write_last(self) -> None:
-        """Write the newest commit that all ranks have; a message where that fails. Only in the process itself."""
+        """Write the newest commit that all ranks have, unless it is written; a message where that fails.
+
+        It does that only in the process itself.
+        """
         if os.getpid() != self._pid:
             return
         if self._thread is not None:
             self._thread.join()
         buffers = list(self._buffers.values())
+        held = [held.commit for buffer in buffers if (held := buffer.header.held()) is not None]
+        if max(held, default=None) == self._written:
+            return  # others may be at work on their parts of it, and rank 0 about to complete it
         failed = checkpoint_writer.report(
             lambda: checkpoint_writer.write_newest(self._folder, buffers, _END_SECONDS), self._folder, None
         )

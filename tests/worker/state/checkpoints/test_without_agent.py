@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("torch")
 
 from raylaunch.worker.state.checkpoints.durable_folder import EVERY_VARIABLE, FOLDER_VARIABLE
+from tests.private_cluster import free_ports
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -49,3 +50,61 @@ def test_a_script_that_closes_all_descriptors(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
     assert [path.read_bytes() for path in sorted(tmp_path.glob("mine-*"))] == [b""] * 16
     assert (tmp_path / "kept" / "step-6" / ".metadata").exists()
+
+
+LEAVES = """
+import atexit
+import os
+import time
+from pathlib import Path
+import torch
+import torch.distributed as dist
+from raylaunch.worker import State
+from raylaunch.worker.state.checkpoints.durable_folder import DurableFolder
+
+complete = DurableFolder.complete
+
+def wait_for(name):
+    deadline = time.monotonic() + 100.0
+    while not Path(name).exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+def complete_later(*args):
+    Path("completing").touch()
+    wait_for("left")
+    return complete(*args)
+
+DurableFolder.complete = complete_later
+rank = int(os.environ["RANK"])
+if rank:
+    atexit.register(Path("left").touch)  # before that of `State`, so it is called after it
+dist.init_process_group("gloo")
+model = torch.nn.Linear(4, 4)
+state = State(model=model, every=1)
+assert state.restore() == 0
+state.commit(0)
+state.commit(1)  # to disk: rank 0 proposes that with the commit before
+state.finish()
+dist.barrier()
+dist.destroy_process_group()
+if rank:
+    wait_for("completing")
+"""
+
+
+def test_a_rank_that_has_written_its_part_leaves(tmp_path):
+    """It does not begin again with the commit that rank 0 is about to complete."""
+    (tmp_path / "train.py").write_text(LEAVES)
+    (port,) = free_ports(1)
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[4]), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    env |= {"MASTER_PORT": str(port), FOLDER_VARIABLE: str(tmp_path / "kept"), EVERY_VARIABLE: "0.0001"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "train.py"], cwd=tmp_path, env=env | {"RANK": str(rank)}, stderr=subprocess.PIPE, text=True
+        )
+        for rank in (0, 1)
+    ]
+    errors = [rank.communicate(timeout=200)[1] for rank in ranks]
+    assert ([rank.returncode for rank in ranks], errors) == ([0, 0], ["", ""])
+    assert (tmp_path / "kept" / "step-2" / ".metadata").exists()
+    assert [*(tmp_path / "kept").glob("step-*")] == [tmp_path / "kept" / "step-2"]
