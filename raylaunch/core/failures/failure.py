@@ -101,6 +101,8 @@ class FailureRecord:
     """The process of raylaunch whose own death killed the worker, such as `the fork server (process 12)`."""
     stopped: bool = False
     """raylaunch ended the worker, so it is not a cause."""
+    saved: int | None = None
+    """The last step that it had saved in the attempt, by `checkpointed` or a commit of `State`; None: none."""
     stdout: str = ""
     stderr: str = ""
     """Paths of its log files on the node; "" if none are kept."""

@@ -121,9 +121,11 @@ class RestartBudget:
         return refused
 
     def _why_vain(self, cause: Failure, *, elsewhere: bool) -> str:
-        """Return why another restart would bring no new step, or "". Scripts that save nothing cannot be judged."""
+        """Return why another restart would bring no new step, or "". Scripts in which not all save cannot be judged."""
         if self._saved is None or elsewhere or cause.is_collateral or came_from_outside(cause):
             return ""
+        if cause.saved is not None:  # perhaps since the last heartbeat
+            self.saved(cause.saved)
         if self._vain == _VAIN_RESTARTS:
             return f"{_VAIN_RESTARTS} restarts have brought no saved step after step {self._saved}"
         self._vain += 1

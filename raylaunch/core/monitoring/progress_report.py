@@ -75,7 +75,7 @@ class ProgressReporter:
             low=_first_step(started) if is_first else self._lowest(going, high),
             high=high,
             marked=RunTime(max(worker.first_at if is_first else worker.marked_at for worker in started)),
-            saved=min((worker.latest.saved for worker in started if worker.latest.saved is not None), default=None),
+            saved=_least(worker.latest.saved for worker in world.workers.values()),
             slowest=slowest.rank,
             rate=max(going, key=_place).rate(world.seen_at),
             committed=_least(worker.latest.committed for worker in world.workers.values()),

@@ -238,6 +238,14 @@ def _mark(page: SharedPage, local_rank: int, rank: int, now: int, pid: int) -> W
     )
 
 
+def saved_step(page: SharedPage, local_rank: int) -> int | None:
+    """Return the last step that a worker has saved in the attempt, by `checkpointed` or a commit of `State`."""
+    if local_rank >= fields.MAX_WORKERS:
+        return None
+    slot = fields.slot_offset(local_rank)
+    return _step(max(page.numbers[slot + fields.SAVED_STEP], page.numbers[slot + fields.COMMITTED_STATE]))
+
+
 def _commit_rate(page: SharedPage, slot: int) -> CommitRate | None:
     numbers = page.numbers
     every = numbers[slot + fields.COMMIT_EVERY]

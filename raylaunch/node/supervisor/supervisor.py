@@ -33,7 +33,7 @@ from raylaunch.node.state.state_memory import StateMemory
 from raylaunch.node.supervisor import process_failure
 from raylaunch.node.supervisor.attempt_state import AttemptState
 from raylaunch.node.supervisor.forkserver_client import ForkServerClient
-from raylaunch.node.supervisor.polling import PagePoller, Saved, read_heartbeat
+from raylaunch.node.supervisor.polling import PagePoller, Saved, read_heartbeat, saved_step
 from raylaunch.node.supervisor.survivor_table import SurvivorTable
 from raylaunch.worker.runtime.spec import Report, WorkerSpec
 
@@ -298,6 +298,8 @@ class Supervisor:
             return
         folder = self.spec.rank_dir(exited.attempt, exited.rank)
         failure = process_failure.failure(exited, report, folder, self._oom_kills, kept=self.spec.agent.kept)
+        if is_present:  # else the page is of another attempt
+            failure = replace(failure, saved=saved_step(self.page, exited.local_rank))
         if not exited.stopped:
             before = self.workers.failures if exited.attempt == self.workers.attempt else ()
             self._tell(exited.attempt, failures=(*before, failure))

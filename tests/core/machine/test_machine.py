@@ -277,6 +277,17 @@ def test_restarts_that_bring_no_saved_step_end_the_run(progress):
     assert machine.status.endswith("; 3 restarts have brought no saved step after step 7")
 
 
+def test_steps_that_no_heartbeat_told_of_count_as_saved():
+    """The worker that failed tells of the last one: it has died before the next heartbeat."""
+    machine = running_machine("a", max_restarts=100, exclude_after=0)
+    handle_all(machine, replace(progressed(2.0), saved=7))
+    for attempt in range(1, 20):
+        facts = raised("ValueError", line=attempt)
+        handle_all(machine, failed("a", 100.0 * attempt, attempt=attempt, saved=7 + attempt, **facts))
+        handle_all(machine, started("a", 100.0 * attempt, attempt=attempt + 1))
+    assert machine.phase is Phase.RUNNING
+
+
 def fail_three_times(machine: Machine, *, every: float, **facts: object) -> None:
     """Let the first three attempts fail, each after `every` seconds."""
     for attempt in (1, 2, 3):

@@ -188,6 +188,13 @@ def test_restarts_of_a_script_that_saves_nothing_are_not_in_vain():
     assert fail_at(RestartBudget(100), *range(50)) == [""] * 50
 
 
+def test_restarts_of_a_script_in_which_one_rank_saves_are_not_in_vain():
+    """What that rank has saved since its last heartbeat is not known when another one fails."""
+    budget = RestartBudget(100)
+    budget.spend(failure(rank=0, saved=840, **raised("ValueError", line=60)), 0.0, NODES)
+    assert fail_at(budget, *range(50)) == [""] * 50
+
+
 def test_failures_of_a_bad_host_are_not_in_vain():
     """The next attempt is elsewhere."""
     budget = RestartBudget(100)

@@ -11,6 +11,7 @@ import pytest
 from raylaunch.core.machine.commits import CommitRate, NodeMemory
 from raylaunch.core.machine.events_and_actions import WorkersExited, WorkersStarted
 from raylaunch.core.monitoring.heartbeat import Heartbeat, WorkerProgress
+from raylaunch.node.supervisor.polling import saved_step
 from raylaunch.worker.heartbeats import shared_page as fields
 from raylaunch.worker.heartbeats.shared_page import SharedPage
 from tests.node.harness import MessagePipe, Node, send_signal, until, wait_stopped_by_signal
@@ -109,6 +110,28 @@ def test_workers_that_have_ended_are_in_one_more_heartbeat(node: Node, pipe: Mes
     node.stop()
     assert {*progress_of(node)} == {2}
     assert heartbeat_of(node).marks == ()
+
+
+def test_a_failure_has_the_last_saved_step(node: Node) -> None:
+    """Also if the worker died before a heartbeat told of it."""
+    text = """
+        import sys
+        from raylaunch.worker import checkpointed
+        for step in range(int(sys.argv[1])):
+            checkpointed(step)
+        sys.exit(1)
+    """
+    assert node.run(node.script(text), "7").failure.saved == 6
+    assert node.run(node.script(text), "0").failure.saved is None
+
+
+def test_a_commit_of_state_is_a_saved_step() -> None:
+    """The later of both counts. The page has no room for every worker of a very large node."""
+    page, fd = SharedPage.create()
+    os.close(fd)
+    for name, completed in ((fields.COMMITTED_STATE, 8), (fields.SAVED_STEP, 3)):
+        page.numbers[fields.slot_offset(1) + name] = completed
+    assert [saved_step(page, rank) for rank in (0, 1, fields.MAX_WORKERS)] == [None, 7, None]
 
 
 def test_steps_are_those_that_the_script_gives(node: Node, pipe: MessagePipe) -> None:
