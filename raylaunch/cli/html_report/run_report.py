@@ -113,8 +113,10 @@ def _written(folder: Path, result: RunResult, environ: Mapping[str, str], made_b
             return f"no report was written, since the run was long: `raylaunch report {folder}` writes it"
         end = RunEnd(state=end_state(result.exit_code), exit_code=result.exit_code, why=result.why, is_alive=False)
         write(folder / run_layout.REPORT, page.html(collect(folder, folder.name, end, environ), made_by))
-    except (OSError, ConfigError) as error:
-        return f"cannot write {folder / run_layout.REPORT}: {getattr(error, 'strerror', None) or error}"
+    except OSError as error:
+        return f"cannot write {folder / run_layout.REPORT}: {error.strerror or error}"
+    except ConfigError as error:
+        return f"no report was written: {error.message}"
     except Exception as error:  # noqa: BLE001
         return f"no report was written: {described(error)} (this is a bug in raylaunch)"
     return f"report: {folder / run_layout.REPORT}"

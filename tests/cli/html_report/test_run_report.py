@@ -52,6 +52,12 @@ def test_what_goes_wrong_is_only_said(tmp_path, monkeypatch):
     assert written(folder)[0] == f"cannot write {folder}/report.html: Is a directory"
     assert sorted(os.listdir(folder)) == ["events.jsonl", "report.html"]
     (folder / "report.html").rmdir()
+    events = (folder / "events.jsonl").read_bytes()
+    (folder / "events.jsonl").write_bytes(b"")  # as a full disk leaves it
+    (line,) = written(folder)
+    assert line.startswith(f"no report was written: {folder}/events.jsonl is no journal of a run: ")
+    assert "\n" not in line
+    (folder / "events.jsonl").write_bytes(events)
     monkeypatch.setattr(run_report, "MOST_AT_THE_END", 100)
     assert written(folder) == [f"no report was written, since the run was long: `raylaunch report {folder}` writes it"]
     monkeypatch.setattr(run_report, "MOST_AT_THE_END", 1e9)
