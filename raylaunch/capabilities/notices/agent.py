@@ -28,7 +28,7 @@ _PROBLEM_AFTER = 3
 _GOOGLE_SECONDS = 30.0
 _NOT_FOUND, _UNAUTHORIZED = 404, 401
 _ENDS = ("Preempt", "Terminate", "Reboot", "Redeploy")
-"""The events of Azure after which nothing runs on."""
+"""The events of Azure after which no process is left. A machine that has booted again is another node of Ray's."""
 
 
 class PreemptionNotices(AgentPart):
@@ -53,7 +53,8 @@ class PreemptionNotices(AgentPart):
         while True:
             status = told
             try:
-                status, failures = NoticeStatus(taken_at=await asyncio.to_thread(ask)), 0
+                taken_at, failures = await asyncio.to_thread(ask), 0
+                status = NoticeStatus(left=None if taken_at is None else taken_at - time.time())
             except (OSError, ValueError, KeyError) as error:
                 failures += 1
                 if failures == _PROBLEM_AFTER:

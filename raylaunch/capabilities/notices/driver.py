@@ -19,15 +19,16 @@ class NoticeDrains(DriverPart):
 
     def __init__(self, port: DriverPort) -> None:
         self._port = port
-        #: Nodes whose machine will be taken away, and when, in seconds since 1970. They may not have joined yet.
+        #: Nodes whose machine will be taken away, and when, by time.monotonic(). They may not have joined yet.
         self._noticed: dict[NodeId, float] = {}
+        self._drained: set[NodeId] = set()
         self._has_problem = False
 
     def told(self, node: NodeId, section: bytes) -> None:
         """Take what a node's metadata server says."""
         status = load(section)
-        if status.taken_at is not None:
-            self._noticed[node] = status.taken_at
+        if status.left is not None:
+            self._noticed[node] = time.monotonic() + status.left
         elif status.problem and not self._has_problem:
             self._has_problem = True
             cloud = self._port.machine.job.preemption_notices
@@ -42,9 +43,10 @@ class NoticeDrains(DriverPart):
         """Return the drains. The host is not used again."""
         cloud = self._port.machine.job.preemption_notices
         for node in self._due():
-            left = max(_LEAST_SECONDS, self._noticed.pop(node) - time.time())
+            left = max(_LEAST_SECONDS, self._noticed[node] - time.monotonic())
+            self._drained.add(node)
             why = f"the cloud takes its machine away in {left:.0f} s"
             yield NodeDraining(at=now, node=node, deadline=RunTime(now + left), why=why, by=cloud)
 
     def _due(self) -> list[NodeId]:
-        return [node for node in self._noticed if node in self._port.machine.nodes]
+        return [node for node in self._noticed if node in self._port.machine.nodes and node not in self._drained]

@@ -11,8 +11,8 @@ import msgspec
 class NoticeStatus:
     """What the metadata server of the agent's machine says."""
 
-    taken_at: float | None = None
-    """When the machine will be taken away, in seconds since 1970; None: there is no notice."""
+    left: float | None = None
+    """Seconds until the machine is taken away; None: there is no notice. Clocks of two machines may differ."""
     problem: str = ""
     """Why the server cannot be asked."""
 

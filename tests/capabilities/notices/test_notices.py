@@ -137,13 +137,15 @@ def spec_of(cloud: str):
     return Spec()
 
 
-def test_an_agent_tells_of_a_notice_once(agent_of):
-    """As often as it asks."""
+def test_an_agent_tells_how_much_time_is_left(agent_of):
+    """As often as it asks, so that a driver that takes over has it from now on."""
 
     def notice(server):
         server.is_noticed = True
 
-    assert agent_of("aws", notice, bool) == [NoticeStatus(taken_at=AT)]
+    began = time.time()
+    told = [status.left for status in agent_of("aws", notice, lambda told: len(told) > 1)]
+    assert AT - time.time() <= told[1] < told[0] <= AT - began
 
 
 def test_an_agent_tells_of_a_server_that_does_not_answer(agent_of):
@@ -210,15 +212,29 @@ def test_a_notice_drains_the_node_once_it_has_joined():
     """Its host is not used again; a time that is past counts as ten seconds."""
     machine, said = FakeMachine(), []
     part = NoticeDrains(driver_port(machine=machine, say=said.append))
-    part.told("node-2", dump(NoticeStatus(taken_at=time.time() - 5)))
+    part.told("node-2", dump(NoticeStatus(left=-5.0)))
     assert part.next_check == NEVER
     machine.nodes["node-2"] = None
     assert part.next_check == 0
     (event,) = part.due_events(100.0)
     assert (event.node, event.deadline, event.by) == ("node-2", 110.0, "azure")
     assert event.why == "the cloud takes its machine away in 10 s"
+    part.told("node-2", dump(NoticeStatus(left=-7.0)))
     assert part.next_check == NEVER
     assert said == []
+
+
+def test_the_clock_of_the_node_s_machine_does_not_matter(monkeypatch):
+    """Only how much time it says is left, since it was said."""
+    machine = FakeMachine()
+    machine.nodes["node-2"] = None
+    part = NoticeDrains(driver_port(machine=machine))
+    now = time.monotonic()
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    part.told("node-2", dump(NoticeStatus(left=100.0)))
+    now += 40.0
+    (event,) = part.due_events(1000.0)
+    assert event.deadline == 1060.0
 
 
 def test_a_server_that_cannot_be_asked_is_said_once():
