@@ -22,7 +22,8 @@ export RAY_AUTH_MODE=token RAY_AUTH_TOKEN
 _GO_ON = f"""\
 code=$?
 if [ $code -eq {ExitCode.RESUMABLE} ]; then # it has saved, and is not done
-  scontrol requeue "$SLURM_JOB_ID" || sbatch "$0"
+  task=${{SLURM_ARRAY_JOB_ID:+${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID}} # SLURM_JOB_ID may be the id of all tasks
+  scontrol requeue "${{task:-$SLURM_JOB_ID}}" || sbatch ${{task:+--array="$SLURM_ARRAY_TASK_ID"}} "$0"
 fi
 exit $code
 """

@@ -72,3 +72,29 @@ def test_a_script_is_submitted(monkeypatch, tmp_path, capfd):
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     assert main.main(["slurm", "--submit", "conf/job.yaml"]) == 7
     assert capfd.readouterr().out == "#!/bin/bash\n#SBATCH --job-name=charlm\n"
+
+
+@pytest.mark.parametrize(
+    ("task", "done"),
+    [
+        ({}, ["scontrol requeue 7", "sbatch SCRIPT"]),
+        (
+            {"SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "2"},
+            ["scontrol requeue 5_2", "sbatch --array=2 SCRIPT"],
+        ),
+    ],
+)
+def test_a_job_that_has_saved_goes_back_into_the_queue(capsys, tmp_path, task, done):
+    """Of an array that is one task. Where Slurm refuses, a job like it is submitted."""
+    assert main.main(["slurm", "conf/job.yaml"]) == ExitCode.OK
+    script = tmp_path / "script"
+    script.write_text(capsys.readouterr().out)
+    for name, code in (("srun", 75), ("scontrol", 1), ("sbatch", 0)):
+        program = tmp_path / name
+        say = "" if name == "srun" else f'echo {name} "$@"'
+        program.write_text(f"#!/bin/sh\n{say}\nexit {code}\n")
+        program.chmod(0o755)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "7", **task}
+    ran = subprocess.run(["bash", script], env=env, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stderr) == (75, "")
+    assert ran.stdout.replace(str(script), "SCRIPT").splitlines() == done
