@@ -42,6 +42,7 @@ from raylaunch.core.machine.events_and_actions import (
     NodeGranted,
     NodeJoined,
     NodeLost,
+    Progressed,
     ReportUnsaved,
     RequestCheckpoint,
     RestartRequested,
@@ -54,6 +55,7 @@ from raylaunch.core.machine.observe import observe
 from raylaunch.core.machine.resuming import heard
 from raylaunch.core.machine.run_state import Run
 from raylaunch.core.machine.save_time import DeadlineSet
+from raylaunch.core.machine.saving import short_grace
 from raylaunch.core.machine.state import Done, Phase
 from raylaunch.core.newtypes import NodeId, RunTime, SignalName
 from raylaunch.core.record.journal import JournalEntry
@@ -345,6 +347,8 @@ class Driver:
             entry = JournalEntry(event=event, actions=actions)
             self._journal.append(entry)
             self._observer.on_entry(entry, self.machine)
+            if isinstance(event, Progressed):
+                self._warnings.warn(short_grace(self.machine.run))
             if any(isinstance(action, ReportUnsaved) for action in actions) and (text := self._executor.unsaved()):
                 self._observer.on_message(text)
             for action in actions:
@@ -537,7 +541,7 @@ def _saving(why: str, *, can_save: bool) -> str:
     """Return what the workers do before a planned change, for a person."""
     if can_save:
         return f"requesting a checkpoint: {why}"
-    return f"{why}; the workers have not called `should_checkpoint`, and are stopped without a checkpoint"
+    return f"{why}; the workers have not called `should_checkpoint`, and may be stopped without a checkpoint"
 
 
 def _signalled(job: Job, signal: SignalName, at: RunTime) -> Iterator[Event]:

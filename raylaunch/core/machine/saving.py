@@ -38,10 +38,22 @@ def _too_short(run: Run, seconds: float) -> str:
 
 def seconds_to_save(run: Run, longest: float | None = None) -> float:
     """Return the length of SAVING. Where the time is limited, half of it is left for the signal and its grace."""
-    left = run.seconds_left
     if longest is None:
         longest = max(MAX_SAVING_SECONDS, run.job.shutdown_timeout)
-    return min(longest, max(left / 2, left - run.job.shutdown_timeout))
+    return min(longest, _part_to_save(run, run.seconds_left))
+
+
+def _part_to_save(run: Run, left: float) -> float:
+    return max(left / 2, left - run.job.shutdown_timeout)
+
+
+def short_grace(run: Run) -> str:
+    """Return a warning if a signal would leave too little time to save, as far as that was measured; else ""."""
+    seconds, measured = _part_to_save(run, run.job.grace), run.timing.save.measured
+    if not run.job.grace or measured is None or measured <= seconds:
+        return ""
+    advice = "raise `grace`, and how long the scheduler waits after its signal, or steps are done again"
+    return f"a save takes longer than the {duration(seconds)} that `grace: {run.job.grace:g}` leaves for it: {advice}"
 
 
 def limit_saving(run: Run, state: Saving, seconds: float | None = None) -> list[Action]:

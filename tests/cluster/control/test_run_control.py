@@ -114,8 +114,8 @@ def test_a_run_that_is_restarted_resized_drained_and_stopped():
         (
             None,
             (
-                f"{BY} requested the stop; the workers have not called `should_checkpoint`, and are stopped without a "
-                "checkpoint"
+                f"{BY} requested the stop; the workers have not called `should_checkpoint`, and may be stopped without "
+                "a checkpoint"
             ),
         ),
     ],

@@ -10,6 +10,7 @@ from raylaunch.cluster.driver.driver import Driver
 from raylaunch.cluster.fleet_api import FleetFailed, HostDraining
 from raylaunch.core.job.job import Entrypoint, Job
 from raylaunch.core.machine.events_and_actions import WorkersExited
+from raylaunch.core.monitoring.heartbeat import Heartbeat, WorkerProgress
 from raylaunch.core.record.journal import replay
 from raylaunch.core.record.result import result
 from raylaunch.errors import ClusterError
@@ -53,6 +54,24 @@ def test_a_restart_is_one_order_for_each_node():
     assert fleet.sent[second : second + 3] == [("launch", f"node-{index}", 2, 5002) for index in (1, 2, 3)]
     assert orders(fleet, "stop") == []
     assert fleet.sent.count(("store", "node-1", 2)) == 1
+
+
+def test_a_grace_that_is_too_short_to_save_is_said_once():
+    """As soon as a save was measured, and not when the signal comes."""
+    fleet = FakeFleet(1, nproc=1)
+
+    def train() -> None:
+        for marks in (1, 2):
+            mark = WorkerProgress(rank=0, marks=marks, age=0.0, first_age=0.0, save_seconds=20.0 + marks)
+            fleet.report("node-1", heartbeat=Heartbeat(attempt=1, marks=(mark,)))
+        fleet.finish()
+
+    fleet.on_launched[1] = train
+    _, _, recorder = run_driver(fleet, grace=30.0)
+    (said,) = [line for line in recorder.lines if "a save takes" in line]
+    assert said.startswith(
+        "a save takes longer than the 15.0 s that `grace: 30` leaves for it: raise `grace`, and how long"
+    )
 
 
 def test_a_lost_node_is_replaced():

@@ -37,6 +37,7 @@ from machine_helpers import (
 
 from raylaunch.core.machine.events_and_actions import Finish, SetTimer
 from raylaunch.core.machine.machine import Machine
+from raylaunch.core.machine.saving import short_grace
 from raylaunch.core.machine.state import Phase
 
 SHORT = "the time of the run is short: Slurm ends job 7"
@@ -86,6 +87,18 @@ def test_the_timer_follows_what_is_measured():
     assert measure(machine, 10.0) == []
     assert measure(machine, 60.0) == [SetTimer(at=840.0, why="a save takes another time than before")]
     assert handle_all(machine, tick(839.0)) == [SetTimer(at=840.0, why="the time has not come")]
+
+
+@pytest.mark.parametrize(
+    ("grace", "save", "warned"),
+    [(30.0, 15.0, ""), (30.0, 15.5, "15.0 s"), (100.0, 70.0, ""), (100.0, 70.5, "1 min 10 s"), (0.0, 500.0, "")],
+)
+def test_a_grace_that_is_too_short_to_save(grace, save, warned):
+    """Of a short one half is left for the signal, of a long one `shutdown_timeout`."""
+    machine = running_machine("a", grace=grace)
+    assert short_grace(machine.run) == ""
+    measure(machine, save)
+    assert short_grace(machine.run).partition(" that")[0] == (warned and f"a save takes longer than the {warned}")
 
 
 def test_steps_that_are_slow_need_time_too():
