@@ -123,6 +123,14 @@ def test_auto_asks_squeue(path):
     assert is_in(3600, job, began)
 
 
+def test_a_slurm_job_without_a_limit_has_a_year(path):
+    """By the clock of another machine, which is ahead."""
+    began = now()
+    at = int((began + timedelta(days=365, minutes=2)).timestamp())
+    job, _ = end(Job(deadline="auto"), {"SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": str(at)})
+    assert is_in(at - began.timestamp(), job, began)
+
+
 def test_auto_asks_scontrol_where_squeue_fails(path):
     began = now()
     programs(

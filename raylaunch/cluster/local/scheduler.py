@@ -17,7 +17,8 @@ DEADLINE_VARIABLE = "RAYLAUNCH_DEADLINE"
 USUAL_GRACE = 30.0
 """Seconds between SIGTERM and SIGKILL: Slurm's KillWait and Kubernetes' terminationGracePeriodSeconds by default."""
 
-_YEAR = timedelta(days=365)
+_YEAR = timedelta(days=366)
+"""The latest end. Slurm tells 365 days for a job without a limit, by a clock that may be ahead of this machine's."""
 _NUMBER = r"([0-9]{1,9}(?:\.[0-9]{1,9})?)"
 _DURATION = re.compile(rf"(?:{_NUMBER}d)?(?:{_NUMBER}h)?(?:{_NUMBER}m)?(?:{_NUMBER}s?)?")
 _TIME_OF_DAY = re.compile(r"([01]?[0-9]|2[0-3]):([0-5][0-9])(?::([0-5][0-9]))?")
