@@ -48,6 +48,10 @@ from torch._C._distributed_c10d import _create_work_from_future
 from torch.overrides import TorchFunctionMode
 
 GARBAGE = 1e30
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.0005, 0.05
+"""Seconds. The threads of CUDA and NCCL run no Python. These do, and must seldom do so while ranks hang and write their
+stacks: one in 900 times faulthandler crashed, which reads the frames of threads that run (`docs/hangs.md`).
+"""
 FAULTS = json.loads(os.environ.get("FAKE_NCCL_FAULTS", "{}"))
 LIBC = ctypes.CDLL(None)
 PR_SET_NAME = 15
@@ -142,9 +146,14 @@ class Device:
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
+        """Run the kernels. Where none goes on, look less and less often: see `_LONGEST_PAUSE`."""
+        pause = _SHORTEST_PAUSE
         while True:
-            if not sum(stream.step() for stream in self.streams):
-                time.sleep(0.0005)
+            if sum(stream.step() for stream in self.streams):
+                pause = _SHORTEST_PAUSE
+            else:
+                time.sleep(pause)
+                pause = min(1.1 * pause, _LONGEST_PAUSE)
 
     def wait_for(self, event: Event, gate: Gate) -> None:
         if self.has_thread:
@@ -242,7 +251,7 @@ def _watch(name: str, other_end: socket.socket, group: weakref.ref[FakeNCCL]) ->
             if pipe >= 0 and os.read(pipe, 128):
                 own.dump()
         del own
-        time.sleep(0.01)
+        time.sleep(_LONGEST_PAUSE)
 
 
 def _recorder_pipe() -> int:
