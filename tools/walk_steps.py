@@ -251,8 +251,8 @@ node.state.state_memory:StateMemory.poll | answers
 node.state.state_files:StateFiles.reserve | all memory files of the node
 node.state.state_files:MemoryFile.create | one of them
 # A thread of the agent
-cluster.agent.copies.state_copies:StateCopies._push_all | copies commits to the next host
-cluster.agent.copies.state_copies:push
+capabilities.state.agent:StateCopies._push_all | copies commits to the next host
+capabilities.state.agent:push
 node.state.transfer:send_part | as bytes
 # The agent of that host
 node.state.part_server:PartServer._take_part | serves other agents
@@ -279,7 +279,7 @@ worker.state.buffer_client:ask
 node.supervisor.supervisor:Supervisor.poll
 node.state.state_memory:StateMemory._answer
 # The same agent, which says what the node holds
-cluster.agent.copies.state_copies:StateCopies._restore
+capabilities.state.agent:StateCopies._restore
 # The same worker
 worker.state.commit_agreement:choose_commit
 worker.state.commit_agreement:CommitAgreement.exchange
@@ -290,9 +290,9 @@ worker.state.buffer_client:ask
 # The agent of each node, for the order
 node.state.state_memory:StateMemory._answer
 # The same agent, which gets what the node lacks
-cluster.agent.copies.state_copies:StateCopies._restore
+capabilities.state.agent:StateCopies._restore
 # A thread of the agent, for the order
-cluster.agent.copies.state_copies:fetch
+capabilities.state.agent:fetch
 node.state.transfer:receive_part
 # The agent, when it has all parts
 node.state.state_memory:StateMemory.announce | writes the choice to the shared page

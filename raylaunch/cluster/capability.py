@@ -15,11 +15,12 @@ from typing import Protocol
 
 from raylaunch.core.machine.events_and_actions import Event
 from raylaunch.core.machine.machine import Machine
-from raylaunch.core.newtypes import NodeId, RunTime
+from raylaunch.core.newtypes import HostId, NodeId, RunTime
 from raylaunch.core.placement.environment import Assignment
 from raylaunch.node.logs.tail import LogOutput
 from raylaunch.node.protocol.messages import Order, StacksDumped
 from raylaunch.node.protocol.node_spec import AgentSpec
+from raylaunch.node.state.state_memory import StateMemory
 from raylaunch.worker.runtime.spec import WorkerSpec
 
 NEVER = float("inf")
@@ -69,9 +70,18 @@ class DriverPart(Protocol):
     def launched(self, now: RunTime) -> None:
         """Learn that an attempt begins, or that this driver takes it over.
 
-        What a node is shown now, its agent gets before `AgentPart.workers` of the attempt.
+        What a node is shown now, its agent gets before `AgentPart.workers` of the attempt. A driver that takes over has
+        been told before what the nodes tell.
         """
         del now
+
+    def saving(self, now: RunTime) -> None:
+        """Learn that the workers are asked to save. What a node is shown now, its agent gets before they are asked."""
+        del now
+
+    def lost(self, node: NodeId, *, is_dead: bool) -> None:
+        """Learn that a node is lost. `is_dead`: its agent's process is gone; else it is only silent."""
+        del node, is_dead
 
     def told(self, node: NodeId, section: bytes) -> None:
         """Take a node's section of the status, which has changed."""
@@ -89,6 +99,12 @@ class AgentPort:
     spec: AgentSpec
     address: str
     """The node's own."""
+    host: HostId
+    memory: StateMemory
+    call: Callable[[Callable[[], None]], None]
+    """Have the agent's event loop call this. Any thread may call it. Raises RuntimeError if the loop has ended."""
+    warn: Callable[[str], None]
+    """Tell the person what should be known of the node, once."""
     tell: Callable[[bytes], None]
     """Tell the driver the capability's section of the status, in place of the last one. It is sent at once."""
     put_output: Callable[[LogOutput], None]

@@ -21,6 +21,8 @@ from raylaunch.capabilities.notices.agent import PreemptionNotices
 from raylaunch.capabilities.notices.driver import NoticeDrains
 from raylaunch.capabilities.peers.agent import PeerProbe
 from raylaunch.capabilities.peers.driver import PeerCheck
+from raylaunch.capabilities.state.agent import StateCopies
+from raylaunch.capabilities.state.driver import CopyRing
 from raylaunch.capabilities.terminal.agent import WorkerTerminal
 from raylaunch.capabilities.terminal.driver import Keyboard, TerminalKeys
 from raylaunch.cluster import planning
@@ -60,6 +62,7 @@ WANTED = "ray>=2.44"
 CAPABILITIES = (
     Capability(name="peers", driver=PeerCheck, agent=PeerProbe),
     Capability(name="notices", driver=NoticeDrains, agent=PreemptionNotices),
+    Capability(name="state", driver=CopyRing, agent=StateCopies),
 )
 """What all runs can do besides what the kernel does."""
 

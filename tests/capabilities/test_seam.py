@@ -10,9 +10,10 @@ import pytest
 
 from raylaunch.cluster.capability import Capability, DriverPart
 from raylaunch.cluster.driver.driver import Driver
+from raylaunch.cluster.fleet_api import AgentLost
 from raylaunch.core.job.job import Entrypoint, Job
 from raylaunch.core.machine.events_and_actions import StopRequested
-from raylaunch.node.protocol.messages import LaunchWorkers, OpenStore
+from raylaunch.node.protocol.messages import LaunchWorkers, OpenStore, ProposeCheckpoint
 from raylaunch.node.protocol.section import CapabilitySection
 from tests.fakes import FakeFleet, RunRecorder
 
@@ -72,6 +73,42 @@ def test_what_is_shown_when_an_attempt_begins_comes_before_the_launch():
         ("node-2", "part 0", b"2"),
         ("node-2", 2),
     ]
+
+
+def test_what_is_shown_before_workers_save_comes_before_they_are_asked():
+    sent, fleet = [], FakeFleet(2)
+
+    class Saving(Part):
+        def saving(self, now) -> None:
+            self.port.show("node-2", b"saving")
+
+    def propose(node, order) -> None:
+        sent.append((node, "propose"))
+        fleet.obey(node, order)
+
+    fleet.overrides |= {
+        CapabilitySection: lambda node, order: sent.append((node, order.body)),
+        ProposeCheckpoint: propose,
+    }
+    saved = driver(fleet, partial(Saving, []), grace=60.0)
+    fleet.on_launched[1] = lambda: saved.signalled("SIGTERM")
+    saved.run()
+    assert [what for node, what in sent if node == "node-2"] == [b"1", b"saving", "propose"]
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_a_part_learns_of_a_node_that_is_lost_and_whether_it_is_dead(silent):
+    notes, fleet = [], FakeFleet(2)
+
+    class Losing(Part):
+        def lost(self, node, *, is_dead) -> None:
+            self.notes.append((node, is_dead))
+
+    fleet.on_launched[1] = lambda: fleet.tell(AgentLost(node="node-2", why="gone", silent=silent))
+    one = driver(fleet, partial(Losing, notes), nnodes="1:2")
+    fleet.on_launched[2] = fleet.finish
+    assert one.run().exit_code == 0
+    assert notes == ["begun", ("node-2", not silent), "ended"]
 
 
 def test_a_part_is_told_what_has_changed_of_its_own():

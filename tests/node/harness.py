@@ -199,6 +199,7 @@ class Node:
             max_restarts=3,
             restart_count=self.attempt - 1,
         )
+        self.supervisor.state.begin(part)
         self.supervisor.handle(LaunchWorkers(assignment=part, rendezvous=rendezvous))
         return self.attempt
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from raylaunch.cluster.agent.copies.state_copies import StateCopies
 from raylaunch.cluster.agent.lease import Lease, end_this_process, report_interval
 from raylaunch.cluster.agent.link import Link
 from raylaunch.cluster.agent.log_reader import LogReader, in_thread
@@ -20,7 +19,6 @@ from raylaunch.cluster.capability import AgentPart, AgentPort
 from raylaunch.cluster.succession.agent_session import SUCCESSION_SECONDS, AgentSession
 from raylaunch.core.job import outputs
 from raylaunch.core.job.node_rules import NodeAttributes, matching
-from raylaunch.core.machine.commits import CopyAddress, Holder
 from raylaunch.core.machine.observe import WorkersStatus
 from raylaunch.core.monitoring.heartbeat import Heartbeat
 from raylaunch.core.newtypes import HostId, NodeTime
@@ -31,12 +29,11 @@ from raylaunch.node.logs import log_files
 from raylaunch.node.logs.log_files import LogAnswer, LogQuery, LogRead
 from raylaunch.node.logs.tail import LogOutput
 from raylaunch.node.protocol.acceptor import SecretAddress
-from raylaunch.node.protocol.copy_messages import FreeMemory
 from raylaunch.node.protocol.messages import (
     LaunchWorkers,
     NodeEvent,
+    NodeWarning,
     Order,
-    ProposeCheckpoint,
     Ready,
     StacksDumped,
 )
@@ -137,10 +134,8 @@ class Agent:
         #: Set when the lease has expired and, of a detached run, all processes of the node have ended.
         self._ended = asyncio.Event()
         #: By the names of their capabilities.
-        self._parts = {name: self._begun(name, begin, spec) for name, begin in spec.parts.items()}
         self._logs = LogShipper(self._outbox, self._wake_if_needed, self._supervisor.page)
-        holder = Holder(at=CopyAddress(node=spec.node, host=address, port=0), host=home.host)
-        self._copies = StateCopies(self._supervisor.state, holder, spec.copy_secret, self._report, self._in_loop)
+        self._parts = {name: self._begun(name, begin, home.host) for name, begin in spec.parts.items()}
         self._report_interval = report_interval(spec.job.node_timeout)
         self.session = AgentSession(spec.epoch)
         self._lease = Lease(spec.job.node_timeout, self._supervisor.renew_lease, end)
@@ -170,7 +165,7 @@ class Agent:
             raise OSError(error.errno, limits.explained(error, "the agent")) from error
         return found
 
-    def _begun(self, capability: str, begin: Callable[[AgentPort], AgentPart], spec: AgentSpec) -> AgentPart:
+    def _begun(self, capability: str, begin: Callable[[AgentPort], AgentPart], host: HostId) -> AgentPart:
         def tell(body: bytes) -> None:
             self._report(CapabilitySection(capability=capability, body=body))
 
@@ -180,8 +175,12 @@ class Agent:
 
         return begin(
             AgentPort(
-                spec=spec,
+                spec=self._supervisor.spec.agent,
                 address=self._address,
+                host=host,
+                memory=self._supervisor.state,
+                call=self._in_loop,
+                warn=lambda why: self._report(NodeWarning(why=why)),
                 tell=tell,
                 put_output=put_output,
                 is_full=lambda: self._outbox.full,
@@ -259,15 +258,10 @@ class Agent:
             if order.capability in self._parts:  # else the run is over here
                 self._parts[order.capability].shown(order.body)
             return
-        if isinstance(order, FreeMemory):
-            self._copies.free()
-            return
         if isinstance(order, LaunchWorkers):
-            self._launch(self._copies.launch(order))
+            self._launch(order)
         else:
             self._supervisor.handle(order)
-        if isinstance(order, LaunchWorkers | ProposeCheckpoint):
-            self._copies.copy_to(order)
 
     def _launch(self, order: LaunchWorkers) -> None:
         spec, workers = self._supervisor.spec, self._supervisor.spec.workers(order)
@@ -327,7 +321,6 @@ class Agent:
     def _stop_polling(self) -> None:
         while self._parts:
             self._parts.popitem()[1].close()
-        self._copies.close()
         self._logs.close()
         if self._polls_supervisor:
             self._polls_supervisor = False
@@ -349,7 +342,6 @@ class Agent:
     def _poll_supervisor(self) -> None:
         try:
             events = self._supervisor.poll()
-            self._copies.look()
             for part in self._parts.values():
                 part.workers_changed()
         except Exception as error:  # noqa: BLE001
@@ -367,7 +359,7 @@ class Agent:
 
     def _agent_ready(self, ready: Ready) -> AgentReady:
         processes.release_memory()  # from here on this process mostly waits
-        return self._up(ready=ready, interface_env=self._interface_env, copies_port=self._copies.port)
+        return self._up(ready=ready, interface_env=self._interface_env)
 
     def _wake_if_needed(self) -> None:
         if self._outbox.has_some(more_output=self._logs.behind):

@@ -28,7 +28,6 @@ from raylaunch.core.text import printable
 from raylaunch.node.linux import interfaces, processes
 from raylaunch.node.logs.log_files import LogAnswer, LogQuery, LogRead
 from raylaunch.node.protocol.acceptor import SecretAddress
-from raylaunch.node.protocol.copy_messages import FreeMemory
 from raylaunch.node.protocol.node_spec import AgentSpec
 from raylaunch.node.state.checkpoint_writes import LastWrite
 from raylaunch.node.supervisor.forkserver_client import ForkServerClient
@@ -195,12 +194,6 @@ class AgentActor:
                 await self._agent.close()  # else another agent is to have what `State` holds
         end_this_process()
 
-    async def free_memory(self, epoch: int) -> None:
-        """Free what the node holds for the script. Raises SupersededError if that driver is not in command any more."""
-        if self._agent is not None:
-            self._agent.session.check(epoch)
-            self._agent.handle(FreeMemory())
-
     def _lease_expired(self, loop: asyncio.AbstractEventLoop, spec: AgentSpec) -> None:
         """End this process or, in a detached run, only the node: the state is kept until no driver can come any more.
 
@@ -276,8 +269,13 @@ class AgentActor:
         """Write the last checkpoint of the run, which is over. Return how far that is."""
         return await self._agent.write_last() if self._agent is not None else LastWrite(is_over=True)
 
-    async def close(self) -> None:
-        """End every process on this node."""
+    async def close(self, epoch: int | None = None) -> None:
+        """End every process on this node. Raises SupersededError if the driver is not in command any more.
+
+        `epoch`: None: the driver knows that it is.
+        """
+        if epoch is not None and self._agent is not None:
+            self._agent.session.check(epoch)
         if self._client is not None:
             await asyncio.to_thread(self._client.close)
         elif self._agent is not None:

@@ -45,7 +45,6 @@ from raylaunch.core.machine.events_and_actions import (
     Progressed,
     ReportUnsaved,
     RequestCheckpoint,
-    RestartRequested,
     StopRequested,
     Tick,
     WorkersStarted,
@@ -263,10 +262,12 @@ class Driver:
                     aside.append(item)
         leadership.take_command()
         for node, agent in adopted.items():
-            self.nodes.told(node, agent.report.status or NodeStatus())
-        self._executor.resume({node: agent.goal for node, agent in adopted.items()})
+            status = agent.report.status or NodeStatus()
+            self.nodes.told(node, status)
+            self._tell_parts(node, NodeStatus(), status)
         for part in self._parts.values():
             part.launched(self._now())
+        self._executor.resume({node: agent.goal for node, agent in adopted.items()})
         attempt = max((last_attempt(agent.goal) for agent in adopted.values()), default=0)
         yield last.replaced(self._now(), attempt, asked)
         for agent in adopted.values():
@@ -336,9 +337,11 @@ class Driver:
     def _perform(self, actions: list[Action]) -> tuple[Action, ...]:
         if self._leadership is not None:
             self._leadership.perform(actions)
-        if any(isinstance(action, Launch) for action in actions):
-            for part in self._parts.values():
+        for part in self._parts.values():
+            if any(isinstance(action, Launch) for action in actions):
                 part.launched(self._now())
+            if any(isinstance(action, RequestCheckpoint) for action in actions):
+                part.saving(self._now())
         self._executor.perform(actions, self._now())
         return tuple(actions)
 
@@ -418,7 +421,8 @@ class Driver:
     def _node_lost(self, gone: AgentLost) -> Iterator[Event]:
         if self._leadership is not None:
             self._leadership.lost(gone)
-        self._executor.copies.note_lost(gone)
+        for part in self._parts.values():
+            part.lost(gone.node, is_dead=not gone.silent)
         self.nodes.give_up(gone.node)
         yield NodeLost(at=self._now(), node=gone.node, why=gone.why)
         if self.machine.phase is not Phase.DONE:
@@ -458,6 +462,7 @@ class Driver:
         if new.generation <= old.generation:
             return
         self.nodes.told(node, new)
+        self._tell_parts(node, old, new)
         if new.up is not None and new.up != old.up:
             yield from self._came_up(item, new.up)
         for store in new.stores:
@@ -467,19 +472,15 @@ class Driver:
             if isinstance(event, WorkersStarted):
                 self.monitor.started(event)
             yield event
-        if self.machine.attempt == new.holding.stuck_attempt != old.holding.stuck_attempt:
-            by = f"{node}, whose survivors have nothing to restore,"
-            yield RestartRequested(at=self._now(), by=by, save_seconds=0.0)
-        self._answered(node, old, new)
-
-    def _answered(self, node: NodeId, old: NodeStatus, new: NodeStatus) -> None:
-        for name, section in new.sections.items():
-            if name in self._parts and section != old.sections.get(name):
-                self._parts[name].told(node, section)
         if new.proposed is not None and new.proposed != old.proposed:
             self._executor.answered(new.proposed)
         for warning in new.warnings:
             self._warnings.warn(warning)
+
+    def _tell_parts(self, node: NodeId, old: NodeStatus, new: NodeStatus) -> None:
+        for name, section in new.sections.items():
+            if name in self._parts and section != old.sections.get(name):
+                self._parts[name].told(node, section)
 
     def _came_up(self, item: ReportReceived, up: AgentReady) -> Iterator[Event]:
         node = item.node

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from raylaunch.cluster.driver.copy_ring import CopyRing
 from raylaunch.cluster.driver.node_registry import NodeRegistry
 from raylaunch.cluster.driver.progress_monitor import ProgressMonitor
 from raylaunch.cluster.fleet_api import Fleet
-from raylaunch.core.machine.commits import CopyAddress
 from raylaunch.core.machine.events_and_actions import (
     Action,
     Cordon,
@@ -71,7 +69,6 @@ class Executor:
         #: A launch that waits for its store.
         self._unsent: Launch | None = None
         self._proposal: SyncPoint | None = None
-        self.copies = CopyRing(machine, nodes)
 
     def perform(self, actions: list[Action], now: RunTime) -> None:
         """Carry out these actions in order."""
@@ -104,7 +101,7 @@ class Executor:
             case RequestCheckpoint():
                 step, expected = self._watch.step_ahead(now), self._watch.calls_should_checkpoint
                 order = ProposeCheckpoint(attempt=action.attempt, step=step, expected=expected)
-                self._proposal = SyncPoint(self._fleet.send, nodes, order, self.copies.targets_before_leaving())
+                self._proposal = SyncPoint(self._fleet.send, nodes, order)
             case ForwardSignal():
                 for node in nodes:
                     self._fleet.send(node, SignalWorkers(attempt=action.attempt, signal=action.signal))
@@ -144,15 +141,13 @@ class Executor:
             return  # another attempt follows at once
         if not told and world.unfinished <= orders.keys():
             self._launch(Launch(attempt=world.attempt, roster=world.roster, why="", staying=world.staying))
-        copies_to = self.copies.targets(world.members)
         for part in assign(world.attempt, world.members) if told else ():
             node = part.node
             if node not in world.unfinished & orders.keys():
                 continue
             if node not in told:
                 order = replace(next(iter(told.values())), assignment=part, staying=node in world.staying)
-                lost = () if part.node_rank else self.copies.lost()
-                self._fleet.send(node, replace(order, copies_to=copies_to.get(node), lost=lost))
+                self._fleet.send(node, order)
 
     def resume_node(self, node: NodeId, goal: NodeGoal) -> None:
         """Take what a node was told as known, and end what it should not run."""
@@ -189,7 +184,7 @@ class Executor:
                 self._fleet.send(node, order)
 
         last = max(proposals, key=lambda order: order.step)
-        self._proposal = SyncPoint(send, world.running_nodes, last, self.copies.targets_before_leaving())
+        self._proposal = SyncPoint(send, world.running_nodes, last)
         if CommitCheckpoint(attempt=last.attempt, step=last.step) in every:
             self._proposal.agree()
 
@@ -260,17 +255,13 @@ class Executor:
             role=self._machine.job.role,
             signals_to_handle=tuple(self._machine.job.signals_to_handle),
         )
-        parts, peers, copies_to = assign(launch.attempt, members), self.copies.peers(), self.copies.targets(members)
-        lost = self.copies.lost()
+        parts = assign(launch.attempt, members)
         for part in parts:
             order = LaunchWorkers(
                 assignment=part,
                 rendezvous=meeting,
                 staying=part.node in launch.staying,
                 has_survivors=bool(launch.staying),
-                copies_to=copies_to.get(part.node),
-                peers=peers,
-                lost=() if part.node_rank else lost,
             )
             self._fleet.send(part.node, order)
         self._watch.begin(parts)
@@ -298,12 +289,10 @@ class SyncPoint:
         send: Callable[[NodeId, Order], None],
         nodes: Iterable[NodeId],
         first: ProposeCheckpoint,
-        copies_to: Mapping[NodeId, CopyAddress],
     ) -> None:
-        """`send` sends an order to a node. `first`: the first proposal. `copies_to`: what it has for each node."""
+        """`send` sends an order to a node. `first`: the first proposal."""
         self._send = send
         self._nodes = tuple(nodes)
-        self._copies_to = copies_to
         self._propose(first)
 
     @property
@@ -316,7 +305,7 @@ class SyncPoint:
         self._missing = set(self._nodes)
         self._reached = -1
         for node in self._nodes:
-            self._send(node, replace(proposal, copies_to=self._copies_to.get(node)))
+            self._send(node, proposal)
 
     def answered(self, answer: StepProposed) -> None:
         """Take a node's answer. Answers to earlier proposals are ignored."""

@@ -67,7 +67,7 @@ _SETUP_SECONDS = 600.0
 """How long it may take, before that, to make a runtime environment on a host (its `setup_timeout_seconds`)."""
 LOOK_SECONDS = 1.0
 _FREE_SECONDS = 2.0
-"""How long an agent may take to free its memory, before it is killed."""
+"""How long an agent may take to end its node, and so free its memory, before it is killed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,10 +248,10 @@ class RayAgents:
 
     # What single agents are asked for.
 
-    def free_memory(self, node: NodeId) -> None:
-        """Let an agent free its memory, for seconds at most."""
+    def end_node(self, node: NodeId) -> None:
+        """Let an agent end all of its node, and so free its memory, for seconds at most."""
         if (actor := self._actors.get(node)) is not None:
-            ray.wait([actor.free_memory.remote(self._epoch)], timeout=_FREE_SECONDS)
+            ray.wait([actor.close.remote(self._epoch)], timeout=_FREE_SECONDS)
 
     def logs(self, node: NodeId, asked: LogQuery | LogRead) -> Future[LogAnswer]:
         """Ask the actor, by a call of its own."""
@@ -438,10 +438,10 @@ class RayFleet(FleetBase):
     def release(self, node: NodeId, *, frees_memory: bool = False) -> None:
         """Kill the agent, whose fork server then kills its workers, and reserve another slot.
 
-        `frees_memory`: else the subreaper holds it for a minute, for another agent of the host.
+        `frees_memory`: the agent ends all before; else the subreaper holds it for a minute, for another agent.
         """
         if frees_memory:
-            self.to_do.put(partial(self.agents.free_memory, node))
+            self.to_do.put(partial(self.agents.end_node, node))
         self._lose(node)
 
     def replace(self, gone: AgentLost) -> None:

@@ -13,11 +13,9 @@ from dataclasses import dataclass
 
 from raylaunch.core.failures.stacks import Stack
 from raylaunch.core.job.job import StartMethod
-from raylaunch.core.machine.commits import CopyAddress
 from raylaunch.core.machine.observe import WorkersStatus
 from raylaunch.core.newtypes import SIGTERM, NodeId, SignalName
 from raylaunch.core.placement.environment import Assignment, Rendezvous
-from raylaunch.node.protocol.copy_messages import CopyReport, FreeMemory
 from raylaunch.node.protocol.import_manifest import ImportManifest
 from raylaunch.node.protocol.section import CapabilitySection
 
@@ -37,14 +35,6 @@ class LaunchWorkers:
     """Workers of the attempt before that can stay are not killed. They take part in the next one as they are."""
     has_survivors: bool = False
     """The same on any node of the attempt."""
-    copies_to: CopyAddress | None = None
-    """Where the node copies what its ranks commit, and their files; None: nowhere."""
-    peers: tuple[CopyAddress, ...] = ()
-    """Where other agents have files of RAYLAUNCH_FAST_DIR, which this node may need; empty: nobody has any."""
-    awaits_files: bool = False
-    """The workers wait until their node has its files. The agent sets this."""
-    lost: tuple[CopyAddress, ...] = ()
-    """Where subreapers of killed agents may have parts of commits. The node asks them; it has rank 0."""
 
     @property
     def attempt(self) -> int:
@@ -95,8 +85,6 @@ class ProposeCheckpoint:
     step: int
     expected: bool = False
     """All workers of an earlier attempt have asked: one that has not yet is waited for."""
-    copies_to: CopyAddress | None = None
-    """Set if a node leaves after that step: what workers commit by `State` is copied there first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +99,7 @@ WorkerOrder = (
     LaunchWorkers | StopWorkers | SignalWorkers | DumpStacks | OpenStore | ProposeCheckpoint | CommitCheckpoint
 )
 """What an agent passes on to its supervisor."""
-Order = WorkerOrder | FreeMemory | CapabilitySection
+Order = WorkerOrder | CapabilitySection
 
 
 # What happens on a node.
@@ -152,6 +140,13 @@ class ManifestChanged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeWarning:
+    """A person should know something of the node."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepProposed:
     """A step was proposed to the node's workers, phase one of a checkpoint of the whole world."""
 
@@ -174,7 +169,7 @@ class StacksDumped:
 ProcessEvent = WorkersStatus | StoreOpened | ManifestChanged | StepProposed | StacksDumped
 """What the supervisor tells the agent. Of its workers it tells what is true of them now, whenever that has changed."""
 
-NodeEvent = ProcessEvent | CopyReport | CapabilitySection
+NodeEvent = ProcessEvent | NodeWarning | CapabilitySection
 """What an agent is told, or notices itself, and makes its status of."""
 
 SupervisorEvent = Ready | ProcessEvent

@@ -151,7 +151,6 @@ class NodeSpec:
     def workers(self, order: LaunchWorkers) -> tuple[WorkerSpec, ...]:
         """Return the specifications of the workers of an attempt, by local rank."""
         shared = {slot_owner.WITH_SURVIVORS_VARIABLE: "1"} if order.has_survivors else {}
-        shared |= {files_wait.WAIT_VARIABLE: str(order.attempt)} if order.awaits_files else {}
         found = (self.worker(order.assignment, rank, order.rendezvous) for rank in range(order.assignment.nproc))
         return tuple(replace(spec, env=spec.env | shared) for spec in found)
 

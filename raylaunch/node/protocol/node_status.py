@@ -6,16 +6,16 @@ from dataclasses import dataclass, field, replace
 
 from raylaunch.core.machine.observe import WorkersStatus
 from raylaunch.core.newtypes import HostId, assert_never
-from raylaunch.node.protocol.copy_messages import CopyReport, CopyWarning, HoldingStatus
 from raylaunch.node.protocol.messages import (
     ManifestChanged,
+    NodeWarning,
     Ready,
     StepProposed,
     StoreOpened,
 )
 from raylaunch.node.protocol.section import CapabilitySection
 
-StatusEvent = WorkersStatus | StoreOpened | ManifestChanged | StepProposed | CopyReport | CapabilitySection
+StatusEvent = WorkersStatus | StoreOpened | ManifestChanged | StepProposed | NodeWarning | CapabilitySection
 """What changes the status of a node that is up: all but the answer to a request."""
 
 _MOST_WARNINGS = 50
@@ -32,8 +32,6 @@ class AgentReady:
     ready: Ready
     interface_env: dict[str, str] = field(default_factory=dict)
     """The variables that the node's workers get in a world of several hosts, so that other hosts can reach them."""
-    copies_port: int = 0
-    """Where the agent gives parts of commits and files to other nodes, and takes copies of theirs; 0: nowhere."""
     threads: str = ""
     """OMP_NUM_THREADS of its workers in all attempts; `""`: it is not set, or depends on the attempt."""
 
@@ -59,7 +57,6 @@ class NodeStatus:
     stores: tuple[StoreStatus, ...] = ()
     """One for each attempt whose store this node was told to open, except attempts before its workers' attempt."""
     proposed: StepProposed | None = None
-    holding: HoldingStatus = field(default_factory=HoldingStatus)
     sections: dict[str, bytes] = field(default_factory=dict)
     """What each capability tells, by its name."""
     warnings: tuple[str, ...] = ()
@@ -78,9 +75,7 @@ class NodeStatus:
                 return replace(changed, proposed=event)
             case CapabilitySection():
                 return replace(changed, sections=self.sections | {event.capability: event.body})
-            case HoldingStatus():
-                return replace(changed, holding=event)
-            case ManifestChanged(why=why) | CopyWarning(why=why):
+            case ManifestChanged(why=why) | NodeWarning(why=why):
                 if not why or why in self.warnings:
                     return self
                 return replace(changed, warnings=(*self.warnings, why)[-_MOST_WARNINGS:])

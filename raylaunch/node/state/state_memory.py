@@ -87,19 +87,15 @@ class StateMemory:
     # An attempt begins.
 
     def begin(self, assignment: Assignment) -> None:
-        """Begin an attempt with the ranks of this assignment."""
-        self.adopt()
+        """Begin an attempt with the ranks of this assignment; the first with what an agent before this one has left."""
+        if not self._has_adopted:
+            self._has_adopted = True
+            self.files.adopt()
         self._assignment = assignment
         self._chosen, self.is_final = None, False
         for field in (fields.RESTORE_DECIDED, fields.COPYING, fields.COPIED_STEPS):
             self._page.numbers[field] = 0
         self._writes.begin(self._for_disk())
-
-    def adopt(self) -> None:
-        """Take what an agent before this one has left, unless that is done."""
-        if not self._has_adopted:
-            self._has_adopted = True
-            self.files.adopt()
 
     def files_ready(self, attempt: int) -> None:
         """Tell the workers of an attempt that the folder has their files. Any thread may call this."""
@@ -131,14 +127,13 @@ class StateMemory:
         self._chosen = order
         numbers[fields.RESTORE_DECIDED] = self._assignment.attempt
 
-    def file_to_complete(self, rank: int, dead: Collection[int]) -> tuple[MemoryFile | None, int]:
+    def file_to_complete(self, attempt: int, rank: int, dead: Collection[int]) -> tuple[MemoryFile | None, int]:
         """Return the file in which this surviving rank may complete a light commit, and the newest useful commit.
 
-        Call this for the attempt that ends, before `begin`. `dead`: the ranks of this node that have died. All ranks
-        can only have commits that the dead ones made. The file is None if memory is short, or if the last commit was a
-        whole one. The commit is given by its number of steps; 0: not known.
+        `attempt`: the one that ends. `dead`: the ranks of this node that have died in it. All ranks can only have
+        commits that the dead ones made. The file is None if memory is short, or if the last commit was a whole one. The
+        commit is given by its number of steps; 0: not known.
         """
-        attempt = self._assignment.attempt if self._assignment is not None else 0
         newest = min(
             (max((one.commit.steps for one, _ in self._made(one, attempt)), default=0) for one in dead), default=0
         )
@@ -169,6 +164,10 @@ class StateMemory:
         """Let the workers of an attempt mark commits that are to be copied to another host."""
         if self._assignment is not None and self._assignment.attempt == attempt:
             self._page.numbers[fields.COPYING] = attempt
+
+    def await_copy(self, awaits: bool) -> None:
+        """Let the workers, before they end after a checkpoint that is requested, wait until their commit is copied."""
+        self._page.numbers[fields.AWAITS_COPY] = awaits
 
     @property
     def is_hurried(self) -> bool:

@@ -146,7 +146,6 @@ class CheckpointPoll:
             return None
         if self._may_all_ask(state):
             self._is_proposed = True
-            self._page.numbers[fields.AWAITS_COPY] = order.copies_to is not None
             self._page.numbers[fields.PROPOSED_STEP] = order.step + 1
         elif not state.finished:
             return None

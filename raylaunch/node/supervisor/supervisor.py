@@ -147,7 +147,6 @@ class Supervisor:
         if self.attempt_state is not None:
             self.attempt_state.close()
         self.attempt_state = AttemptState(assignment, workers)
-        self.state.begin(assignment)
         self._send(start)
         self._oom_kills.reset()
 

@@ -54,12 +54,12 @@ class SurvivorTable:
         self,
         start: StartWorkers,
         before: AttemptState,
-        file_to_complete: Callable[[int, Collection[int]], tuple[MemoryFile | None, int]],
+        file_to_complete: Callable[[int, int, Collection[int]], tuple[MemoryFile | None, int]],
     ) -> StartWorkers:
         """Tell the workers that can stay to join the attempt that starts. Return the order with them.
 
-        `before`: the attempt before. The first worker that stays is given what `file_to_complete` returns for its rank
-        and for the node's ranks that have died.
+        `before`: the attempt before. The first worker that stays is given what `file_to_complete` returns for that
+        attempt, its rank, and the node's ranks that have died.
         """
         former, workers = before.workers, start.workers
         found: list[int] = []
@@ -69,7 +69,7 @@ class SurvivorTable:
             if candidate.is_ready and 0 <= local_rank < min(len(workers), len(former)):
                 rejoin, fds = _rejoin(start.attempt, former[local_rank], workers[local_rank]), []
                 if not found:
-                    file, newest = file_to_complete(former[local_rank].rank, before.ends.keys())
+                    file, newest = file_to_complete(before.attempt, former[local_rank].rank, before.ends.keys())
                     rejoin = replace(rejoin, newest=newest)
                     if file is not None:
                         fds, to_complete = [file.fd], file.size

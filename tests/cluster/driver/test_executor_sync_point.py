@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from raylaunch.cluster.driver.executor import SyncPoint
-from raylaunch.core.machine.commits import CopyAddress
 from raylaunch.node.protocol.messages import ProposeCheckpoint, StepProposed
 from tests.fakes import FakeFleet
 
@@ -19,7 +18,7 @@ class SilentFleet(FakeFleet):
 
 def propose_step(step: int) -> tuple[SilentFleet, SyncPoint]:
     fleet = SilentFleet(2)
-    return fleet, SyncPoint(fleet.send, NODES, ProposeCheckpoint(attempt=3, step=step), {})
+    return fleet, SyncPoint(fleet.send, NODES, ProposeCheckpoint(attempt=3, step=step))
 
 
 def proposed(node: str, step: int, reached: int, attempt: int = 3) -> StepProposed:
@@ -77,15 +76,3 @@ def test_other_answers_are_ignored():
     assert take_orders(fleet) == []
     proposal.answered(proposed("node-2", 40, 1))
     assert len(take_orders(fleet)) == 2
-
-
-def test_each_node_is_told_where_what_is_committed_is_copied_first():
-    """In a later proposal too."""
-    orders: list[object] = []
-    copies_to = {NODES[0]: CopyAddress(node=NODES[1], host="h", port=1)}
-    first = ProposeCheckpoint(attempt=3, step=40)
-    point = SyncPoint(lambda _, order: orders.append(order), NODES, first, copies_to)
-    point.answered(proposed("node-1", 40, 45))
-    point.answered(proposed("node-2", 40, 39))
-    target = copies_to[NODES[0]]
-    assert [(order.step, order.copies_to) for order in orders] == [(40, target), (40, None), (47, target), (47, None)]

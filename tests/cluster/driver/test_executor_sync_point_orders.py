@@ -213,7 +213,7 @@ def driver_event(world: World, answer: StepProposed | None, setting: Setting) ->
     """Propose a step, or handle an answer. The driver's earlier events are replayed, and their orders dropped."""
     sent = RecordingFleet()
     names = NODES[: len(world.nodes)]
-    driver = executor.SyncPoint(sent.send, names, ProposeCheckpoint(attempt=1, step=setting.step), {})  # type: ignore[arg-type]
+    driver = executor.SyncPoint(sent.send, names, ProposeCheckpoint(attempt=1, step=setting.step))  # type: ignore[arg-type]
     for earlier in world.answers or ():
         driver.answered(earlier)
     answers = world.answers or ()

@@ -91,14 +91,14 @@ class Agent:
             await asyncio.sleep(1000)
         return serialization.dump_report(AgentReport(sent_at=float(os.getpid()), status=self.unsaid.pop()))
 
-    async def close(self) -> list[str]:
-        return []
+    async def close(self, _epoch: int | None = None) -> None:
+        pass
 
 
 class Freeing(Agent):
     """An agent that takes a while to free its memory, and leaves a file when it has."""
 
-    async def free_memory(self, epoch: int) -> None:
+    async def close(self, epoch: int | None = None) -> None:
         await asyncio.sleep(0.5)
         os.close(os.open(f"{FREED}-{os.getpid()}-{epoch}", os.O_CREAT))
 

@@ -11,7 +11,6 @@ from raylaunch.core.job.job import Entrypoint, Job
 from raylaunch.core.placement.environment import Assignment, Rendezvous
 from raylaunch.core.placement.packing import NodeFacts
 from raylaunch.core.placement.plan import make_plan, settled
-from raylaunch.node.protocol.messages import LaunchWorkers
 from raylaunch.node.protocol.node_spec import AgentSpec, NodeSpec
 
 COMMAND = Job(entrypoint=Entrypoint(command="true"), gpus_per_worker=0)
@@ -94,12 +93,3 @@ def test_the_gpus_of_the_node_are_told_beside_the_worker_s_own():
     worker = spec.worker(part, 1, MEETING)
     assert (worker.env["CUDA_VISIBLE_DEVICES"], worker.env["LOCAL_RANK"]) == ("6,7", "0")
     assert (worker.local_rank, worker.gpus, worker.node_devices) == (1, range(2, 4), env)
-
-
-@pytest.mark.parametrize(("awaits", "expected"), [(True, "3"), (False, None)])
-def test_workers_are_told_for_which_attempt_they_wait_for_files(awaits, expected):
-    """A survivor is told only what changes from one attempt to the next, and may have to wait in both."""
-    spec = node(agent(replace(COMMAND, entrypoint=Entrypoint(script="train.py"))), {})
-    part = Assignment(attempt=3, node="node-1", node_rank=0, nnodes=1, base_rank=0, nproc=1, world_size=1)
-    (worker,) = spec.workers(LaunchWorkers(assignment=part, rendezvous=MEETING, awaits_files=awaits))
-    assert worker.env.get("RAYLAUNCH_AWAITS_FILES") == expected

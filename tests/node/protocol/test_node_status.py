@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from raylaunch.core.machine.observe import WorkersStatus
-from raylaunch.node.protocol.copy_messages import CopyWarning, HoldingStatus
 from raylaunch.node.protocol.messages import (
     ManifestChanged,
+    NodeWarning,
     Ready,
     StepProposed,
     StoreOpened,
@@ -31,9 +31,8 @@ def forked(attempt):
 
 def test_everything_stays_until_something_newer_comes():
     proposed = StepProposed(node="a", attempt=1, step=5, reached=4)
-    holding = HoldingStatus(has_files=True)
-    status = after(UP, forked(1), forked(2), proposed, holding)
-    assert (status.up, status.proposed, status.holding, status.generation) == (UP, proposed, holding, 5)
+    status = after(UP, forked(1), forked(2), proposed)
+    assert (status.up, status.proposed, status.generation) == (UP, proposed, 4)
     assert status.workers == forked(2)
 
 
@@ -58,13 +57,13 @@ def test_a_store_that_cannot_be_opened_twice():
 
 
 def test_a_warning_is_kept_once():
-    status = after(ManifestChanged(manifest=None, why="no"), CopyWarning(why="cut"), CopyWarning(why="cut"))
+    status = after(ManifestChanged(manifest=None, why="no"), NodeWarning(why="cut"), NodeWarning(why="cut"))
     assert status.warnings == ("no", "cut")
     assert status.after(ManifestChanged(manifest=None, why="")) is status
 
 
 def test_warnings_are_bounded():
-    assert after(*(CopyWarning(why=str(number)) for number in range(99))).warnings[0] == "49"
+    assert after(*(NodeWarning(why=str(number)) for number in range(99))).warnings[0] == "49"
 
 
 def test_each_driver_is_told_all_once():

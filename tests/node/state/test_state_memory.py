@@ -345,7 +345,7 @@ def test_what_a_survivor_may_complete(monkeypatch, parts, dead, given, newest):
     with memory_of(monkeypatch) as (memory, _):
         for index, one in enumerate(parts):
             sealed(memory, one, index)
-        file, found = memory.file_to_complete(0, dead)
+        file, found = memory.file_to_complete(1, 0, dead)
         assert (file is not None, found) == (given, newest)
         if file is not None:
             buffer = CommitBuffer(os.dup(file.fd))
@@ -358,17 +358,17 @@ def test_what_an_attempt_goes_on_from_stays_if_that_attempt_makes_no_commit(monk
     with memory_of(monkeypatch) as (memory, _):
         for rank in (0, 1):
             sealed(memory, light(rank), LIGHT_BUFFERS[0])
-        file, _ = memory.file_to_complete(1, [])
+        file, _ = memory.file_to_complete(1, 1, [])
         CommitBuffer(os.dup(file.fd)).header.seal(completed(1), **OWN)
         memory.begin(assign(2, [Member(node="node-0", address="", nproc=2)])[0])
-        assert [memory.file_to_complete(rank, []) for rank in (0, 1)] == [(None, 0)] * 2
+        assert [memory.file_to_complete(2, rank, []) for rank in (0, 1)] == [(None, 0)] * 2
         assert completed(1) in memory.held()
 
 
 def test_before_the_first_attempt_nothing_is_completed():
     page, fd = SharedPage.create()
     memory = StateMemory(page, "", None)
-    assert memory.file_to_complete(0, []) == (None, 0)
+    assert memory.file_to_complete(1, 0, []) == (None, 0)
     memory.close()
     os.close(fd)
 
@@ -378,7 +378,7 @@ def test_a_copy_of_a_light_part_is_not_completed(monkeypatch):
     with memory_of(monkeypatch) as (memory, _):
         sealed(memory, light(0, 6), OWN_BUFFERS)
         sealed(memory, part(0, 5))
-        assert memory.file_to_complete(0, []) == (None, 0)
+        assert memory.file_to_complete(1, 0, []) == (None, 0)
 
 
 # What the next agent of a run on the host gets.

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import os
 import select
-from dataclasses import replace
 
 import pytest
 
-from raylaunch.core.machine.commits import CopyAddress
 from raylaunch.core.machine.events_and_actions import WorkersCheckpointed, WorkersExited, WorkersStarted, WorkersStopped
-from raylaunch.core.newtypes import NodeId
 from raylaunch.core.placement.environment import Member, assign
 from raylaunch.node.protocol.messages import CommitCheckpoint, ProposeCheckpoint, StepProposed, StopWorkers
 from raylaunch.node.supervisor.attempt_state import AttemptState
 from raylaunch.node.supervisor.polling import CheckpointPoll
 from raylaunch.worker.heartbeats.shared_page import (
-    AWAITS_COPY,
     POLLED_STEP,
     PROGRESS,
     SAVED_STEP,
@@ -225,10 +221,6 @@ def test_a_worker_that_is_expected_to_ask_is_waited_for() -> None:
     answer = poll.poll(state)
     assert answer is not None
     assert answer.step == 7
-    assert page.numbers[AWAITS_COPY] == 0
-    where = CopyAddress(node=NodeId("node-1"), host="127.0.0.1", port=1)
-    assert poll.propose(replace(order, step=9, copies_to=where), state) == 7
-    assert page.numbers[AWAITS_COPY] == 1
 
     page.numbers[late + POLLED_STEP] = 0
     assert poll.propose(order, state) == 3

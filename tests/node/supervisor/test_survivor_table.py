@@ -56,7 +56,7 @@ class Served:
         start = StartWorkers(attempt=attempt, workers=specs(attempt, terminal))
         return self.table.rejoin(start, before, self._file_to_complete)
 
-    def _file_to_complete(self, rank: int, dead: Collection[int]) -> tuple[MemoryFile | None, int]:
+    def _file_to_complete(self, _attempt: int, rank: int, dead: Collection[int]) -> tuple[MemoryFile | None, int]:
         self.dead.append(dead)
         return self.files.get(rank), 840 if self.files else 0
 

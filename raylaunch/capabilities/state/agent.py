@@ -1,4 +1,4 @@
-"""The agent's part of copies: pushes the commits of its ranks to another host, and fetches what its node lacks.
+"""The agent's part: pushes the commits of its ranks to another host, and fetches what its node lacks.
 
 It does the same for files by `FileCopies`.
 """
@@ -15,18 +15,20 @@ from types import NoneType
 
 import msgspec
 
-from raylaunch.cluster.agent.copies.file_copies import FileCopies
+from raylaunch.capabilities.state.file_copies import FileCopies
+from raylaunch.capabilities.state.sections import StateGoal, StateStatus, dump, load_goal
+from raylaunch.cluster.capability import AgentPart, AgentPort
 from raylaunch.core.decoding import prepare
 from raylaunch.core.machine.commits import Commit, CopyAddress, HeldCommit, Holder, RestoreOrder
+from raylaunch.core.placement.environment import Assignment
 from raylaunch.core.text import printable
 from raylaunch.node.protocol import acceptor
-from raylaunch.node.protocol.copy_messages import CopyReport, CopyWarning, HoldingStatus
-from raylaunch.node.protocol.messages import LaunchWorkers, ProposeCheckpoint
 from raylaunch.node.state import transfer
 from raylaunch.node.state.part_server import PartServer
 from raylaunch.node.state.state_files import StateFiles
-from raylaunch.node.state.state_memory import StateMemory
 from raylaunch.node.state.transfer import CopyRefusedError, TornError
+from raylaunch.worker.runtime import files_wait
+from raylaunch.worker.runtime.spec import WorkerSpec
 
 _LOOK_SECONDS = 0.02
 """How often is looked whether there is another commit to copy."""
@@ -52,34 +54,22 @@ class _Work:
     stop: threading.Event = field(default_factory=threading.Event)
 
 
-class StateCopies:
+class StateCopies(AgentPart):
     """Copies of one node. Its methods are called in the agent's event loop, and return at once."""
 
-    def __init__(
-        self,
-        memory: StateMemory,
-        holder: Holder,
-        secret: str,
-        report: Callable[[CopyReport], None],
-        in_loop: Callable[[Callable[[], None]], None],
-    ) -> None:
-        """`holder`: this node, and the address at which to listen. `secret`: what the agents of the run say.
-
-        `in_loop`: has a function called in the event loop; any thread may call it.
-        """
-        self._memory = memory
-        self._secret = secret
-        self._report = report
-        self._in_loop = in_loop
-        self._server = self._serving(holder.at.host)
-        self._holder = replace(holder, at=replace(holder.at, port=self.port))
+    def __init__(self, port: AgentPort) -> None:
+        self._port = port
+        self._memory = port.memory
+        self._secret = port.spec.copy_secret
+        self._status = StateStatus()
+        self._server = self._serving(port.address)
+        #: What the driver says of the newest attempt, which may not have begun; and of the one that has.
+        self._shown = self._goal = StateGoal()
+        self._assignment: Assignment | None = None
         #: What subreapers of killed agents hold; None: they are being asked.
         self._lost: tuple[Holder, ...] | None = ()
-        #: The attempt, if it has survivors, which need a commit; else 0.
-        self._with_survivors = 0
-        self._status = HoldingStatus()
-        memory.on_restore = self._restore
-        self._files = FileCopies(memory, secret, self._say_in_loop, self._found_files)
+        port.memory.on_restore = self._restore
+        self._files = FileCopies(port.memory, self._secret, self._say_in_loop, self._found_files)
         self._pushing, self._fetching = _Work(), _Work()
 
     def _serving(self, address: str) -> PartServer | None:
@@ -88,17 +78,14 @@ class StateCopies:
             server = PartServer(acceptor.listen(address), files, lambda: self._memory.spared, secret=self._secret)
             server.start()
         except (OSError, RuntimeError) as error:
-            self._report(CopyWarning(why=f"no copies of the state are made: {error}"))
+            self._port.warn(f"no copies of the state are made: {error}")
             return None
         files.answer_when_killed(server.fileno(), self._secret)
+        at = CopyAddress(node=self._port.spec.node, host=address, port=server.address.port)
+        self._tell(StateStatus(at=at))
         return server
 
-    @property
-    def port(self) -> int:
-        """Where other agents are served; 0: nowhere."""
-        return self._server.address.port if self._server is not None else 0
-
-    def look(self) -> None:
+    def workers_changed(self) -> None:
         """Copy the script's commits from the first one on."""
         work = self._pushing
         if work.target is not None and not work.is_begun and any(True for _ in self._memory.files):
@@ -108,50 +95,51 @@ class StateCopies:
 
     def _found_files(self) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended
-            self._in_loop(lambda: self._tell(replace(self._status, has_files=True)))
+            self._port.call(lambda: self._tell(replace(self._status, has_files=True)))
 
-    def _tell(self, status: HoldingStatus) -> None:
+    def _tell(self, status: StateStatus) -> None:
         self._status = status
-        self._report(status)
+        self._port.tell(dump(status))
 
     def _say_in_loop(self, why: str) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended
-            self._in_loop(lambda: self._report(CopyWarning(why=why)))
+            self._port.call(lambda: self._port.warn(why))
 
-    def launch(self, order: LaunchWorkers) -> LaunchWorkers:
-        """Begin another attempt. Return the order with whether its workers wait for files."""
-        self.begin()
-        self._memory.adopt()
-        self._holder = replace(self._holder, ranks=tuple(order.assignment.ranks))
-        self._with_survivors = order.attempt if order.has_survivors else 0
-        self._ask_lost(order.lost)
-        return self._files.launched(order)
+    def shown(self, section: bytes) -> None:
+        """Copy to another agent than before, if the attempt has begun; else what it says counts from then on."""
+        self._shown = load_goal(section)
+        if self._assignment is not None and self._shown.attempt == self._assignment.attempt:
+            self._follow(self._shown)
 
-    def free(self) -> None:
-        """Free all that the node holds for the script."""
-        self.close()
-        self._memory.files.folder.release()
-        self._memory.files.close()
-
-    def begin(self) -> None:
-        """Begin another attempt: stop copying what the last one committed."""
+    def workers(self, assignment: Assignment, specs: tuple[WorkerSpec, ...]) -> tuple[WorkerSpec, ...]:
+        """Begin another attempt: its workers may have to wait for files."""
+        attempt, self._assignment = assignment.attempt, assignment
+        goal = self._shown if self._shown.attempt == attempt else StateGoal(attempt=attempt)
         self._stop()
         self._pushing, self._fetching = _Work(), _Work()
+        self._memory.begin(assignment)
+        self._ask_lost(goal.lost)
+        awaits_files = self._files.launched(assignment, goal.peers)
+        self._follow(goal)
+        waiting = {files_wait.WAIT_VARIABLE: str(attempt)} if awaits_files else {}
+        return tuple(replace(spec, env=spec.env | waiting) for spec in specs)
+
+    def _follow(self, goal: StateGoal) -> None:
+        """Copy the commits of the attempt, which has begun, to the agent that the goal names."""
+        self._goal = goal
+        self._memory.await_copy(goal.awaits_copy)
+        target = goal.copies_to
+        if target is None or target == self._pushing.target:
+            return
+        self._pushing.stop.set()
+        self._pushing = _Work(attempt=goal.attempt, target=target)
+        self._memory.begin_copies(goal.attempt)
+        self._files.copy_to(target)
+        self.workers_changed()
 
     def _stop(self) -> None:
         self._pushing.stop.set()
         self._fetching.stop.set()
-
-    def copy_to(self, order: LaunchWorkers | ProposeCheckpoint) -> None:
-        """Copy the commits of an attempt that has begun to another agent, or to another one than before."""
-        attempt, target = order.attempt, order.copies_to
-        if target is None or (attempt, target) == (self._pushing.attempt, self._pushing.target):
-            return
-        self._pushing.stop.set()
-        self._pushing = _Work(attempt=attempt, target=target)
-        self._memory.begin_copies(attempt)
-        self._files.copy_to(target)
-        self.look()
 
     def _ask_lost(self, addresses: tuple[CopyAddress, ...]) -> None:
         """Ask the subreapers of killed agents what they hold, before the ranks choose what to restore."""
@@ -165,20 +153,26 @@ class StateCopies:
         if not text:
             if self._lost is None:
                 return ""
-            return msgspec.json.encode((replace(self._holder, held=self._memory.held()), *self._lost)).decode()
+            return msgspec.json.encode((self._holder(), *self._lost)).decode()
         order = msgspec.json.decode(text, type=RestoreOrder)
-        has_rank_0 = 0 in self._holder.ranks
+        has_rank_0 = self._assignment is not None and 0 in self._assignment.ranks
         if order.lost and has_rank_0:
-            self._report(CopyWarning(why=order.lost))
-        if order.commit is None and self._with_survivors:  # they wait for the next attempt
+            self._port.warn(order.lost)
+        if order.commit is None and self._goal.has_survivors:  # they wait for the next attempt
             if has_rank_0:
-                self._tell(replace(self._status, stuck_attempt=self._with_survivors))
+                self._tell(replace(self._status, stuck_attempt=self._goal.attempt))
         elif order.sources:
             arguments = self._fetching, order
             threading.Thread(target=self._fetch_all, args=arguments, daemon=True, name="raylaunch-state-fetch").start()
         else:
             self._memory.announce(order)
         return ""
+
+    def _holder(self) -> Holder:
+        assert self._assignment is not None
+        at = self._status.at or CopyAddress(node=self._port.spec.node, host=self._port.address, port=0)
+        ranks = tuple(self._assignment.ranks)
+        return Holder(at=at, host=self._port.host, ranks=ranks, held=self._memory.held())
 
     def close(self) -> None:
         """Close the port and end the threads: nothing is copied or fetched any more."""
@@ -226,7 +220,7 @@ class StateCopies:
                 self._lost = tuple(found)
 
         with contextlib.suppress(RuntimeError):  # the loop has ended
-            self._in_loop(learn)
+            self._port.call(learn)
 
     def _fetch_all(self, work: _Work, order: RestoreOrder) -> None:
         """Get all parts that the node lacks, and then let its workers restore."""
@@ -244,7 +238,7 @@ class StateCopies:
                 except (OSError, CopyRefusedError) as error:
                     failures = self._failed(work, failures, f"cannot get its state from {source.node}", error)
         with contextlib.suppress(RuntimeError):  # the loop has ended
-            self._in_loop(lambda: None if work.stop.is_set() else self._memory.announce(order))
+            self._port.call(lambda: None if work.stop.is_set() else self._memory.announce(order))
 
     def _failed(self, work: _Work, failures: int, what: str, error: Exception) -> int:
         """Wait before the next try. From the second failure on, say why."""

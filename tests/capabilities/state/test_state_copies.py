@@ -9,18 +9,17 @@ import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from types import NoneType
+from types import NoneType, SimpleNamespace
 
 import msgspec
 import pytest
 
-from raylaunch.cluster.agent.copies import state_copies
-from raylaunch.cluster.agent.copies.state_copies import StateCopies
+from raylaunch.capabilities.state import agent
+from raylaunch.capabilities.state.agent import StateCopies
+from raylaunch.capabilities.state.sections import StateGoal, StateStatus, dump, load_status
 from raylaunch.core.machine.commits import Commit, CopyAddress, HeldCommit, Holder, RestoreOrder
 from raylaunch.core.newtypes import HostId, NodeId
-from raylaunch.core.placement.environment import Member, Rendezvous, assign
-from raylaunch.node.protocol.copy_messages import CopyReport, CopyWarning, HoldingStatus
-from raylaunch.node.protocol.messages import LaunchWorkers, ProposeCheckpoint
+from raylaunch.core.placement.environment import Member, assign
 from raylaunch.node.state import inheritance, transfer
 from raylaunch.node.state.fd_store import FdStore, FdStoreClient
 from raylaunch.node.state.state_files import FIRST_COPY
@@ -30,6 +29,7 @@ from raylaunch.worker.heartbeats import shared_page as fields
 from raylaunch.worker.heartbeats.shared_page import SharedPage
 from raylaunch.worker.state import commit_buffer
 from raylaunch.worker.state.commit_buffer import COMPLETED_BUFFER, LIGHT_BUFFERS, CommitBuffer
+from tests.fakes import agent_port
 from tests.node.harness import until
 
 SIZE = 3 * 2**20
@@ -46,31 +46,35 @@ class Side:
     number: int
     most: int | None = None
     secret: str = ""
-    reports: list[CopyReport] = field(default_factory=list)
+    reports: list[StateStatus | str] = field(default_factory=list)
+    """What it tells the driver, and a person, but where it serves."""
 
     def __post_init__(self) -> None:
         self.page, self.fd = SharedPage.create()
         self.store = FdStoreClient()
         self.memory = StateMemory(self.page, self.secret, self.most, store=self.store)
-        self.copies = StateCopies(
-            self.memory,
-            Holder(
-                at=CopyAddress(node=NodeId(f"node-{self.number}"), host="127.0.0.1", port=0),
-                host=HostId(f"host-{self.number}"),
-            ),
-            SECRET,
-            self.reports.append,
-            lambda work: work(),
+        port = agent_port(
+            spec=SimpleNamespace(node=NodeId(f"node-{self.number}"), copy_secret=SECRET),
+            address="127.0.0.1",
+            host=HostId(f"host-{self.number}"),
+            memory=self.memory,
+            call=lambda work: work(),
+            tell=lambda section: self.reports.append(load_status(section)),
+            warn=self.reports.append,
         )
+        self.copies = StateCopies(port)
+        self.address = self.reports.pop().at
         self.begin(1)
 
+    def show(self, attempt: int, **goal) -> None:
+        self.copies.shown(dump(StateGoal(attempt=attempt, **goal)))
+
     def begin(self, attempt: int) -> None:
-        self.memory.begin(assign(attempt, WORLD)[self.number])
         self.page.numbers[fields.ATTEMPT] = attempt
-        self.copies.begin()
+        self.copies.workers(assign(attempt, WORLD)[self.number], ())
 
     def copy_to(self, target: Side, attempt: int = 1) -> None:
-        self.copies.copy_to(ProposeCheckpoint(attempt=attempt, step=0, copies_to=target.address))
+        self.show(attempt, copies_to=target.address)
 
     @property
     def ranks(self) -> tuple[int, int]:
@@ -79,7 +83,7 @@ class Side:
     def commit(self, steps: int, *, attempt: int = 1, index: int = 0, kept: bool = True) -> None:
         for rank in self.ranks:
             self.seal(part(rank, steps, attempt), index, kept=kept)
-        self.copies.look()
+        self.copies.workers_changed()
 
     def seal(self, one: HeldCommit, index: int = 0, *, kept: bool = True, size: int = SIZE) -> CommitBuffer:
         assert self.memory.files.reserve((one.rank, index), size) == ""
@@ -91,10 +95,6 @@ class Side:
         memoryview(buffer.memory).cast("B")[start : start + len(share(one))] = share(one)
         buffer.header.seal(one, **sizes, kept=kept, interval=INTERVAL)
         return buffer
-
-    @property
-    def address(self) -> CopyAddress:
-        return CopyAddress(node=NodeId(f"node-{self.number}"), host="127.0.0.1", port=self.copies.port)
 
     def restore(self, order: RestoreOrder) -> None:
         """The first rank says what its node restores."""
@@ -205,7 +205,7 @@ def test_a_part_that_is_copied_again_does_not_cost_the_one_before(sides):
     serving(first, second)
     for steps, index in ((5, 0), (6, 1), (6, 1)):
         first.seal(part(0, steps), index)
-        state_copies.push(first.memory.files, second.address, SECRET, (part(0, steps),))
+        agent.push(first.memory.files, second.address, SECRET, (part(0, steps),))
     assert second.has(part(0, 5))
     assert second.has(part(0, 6))
 
@@ -233,8 +233,8 @@ def test_a_part_that_is_not_there_is_asked_for_again_until_the_next_attempt(side
     serving(first, second)
     order = RestoreOrder(commit=Commit(1, 9), world_size=4, sources=((second.address, (3,)),))
     first.restore(order)
-    until(lambda: any(isinstance(report, CopyWarning) for report in first.reports), "the failure to be said")
-    assert first.reports[-1].why == "a node cannot get its state from node-1: this node does not have the part"
+    until(lambda: any(isinstance(report, str) for report in first.reports), "the failure to be said")
+    assert first.reports[-1] == "a node cannot get its state from node-1: this node does not have the part"
     second.seal(part(3, 9))
     until(first.is_told, "the part to be there")
     first.begin(2)
@@ -268,7 +268,7 @@ def test_a_node_fetches_light_parts_and_the_whole_one_of_a_survivor_elsewhere(si
     assert first.has(completed(0, 9))
     assert first.has(completed(2, 9))
     assert first.has(light(3, 9))
-    assert [one for one in first.reports if isinstance(one, CopyWarning)] == []
+    assert [one for one in first.reports if isinstance(one, str)] == []
 
 
 def test_light_commits_are_not_copied_to_other_hosts(sides):
@@ -291,8 +291,8 @@ def test_copies_count_for_the_limit_and_the_lack_of_memory_is_said(sides):
     serving(first)
     first.copy_to(small)
     first.commit(5)
-    until(lambda: any(isinstance(report, CopyWarning) for report in first.reports), "the failure to be said")
-    assert "a node has no copy of its state on node-1: the buffers of `State` need" in first.reports[-1].why
+    until(lambda: any(isinstance(report, str) for report in first.reports), "the failure to be said")
+    assert "a node has no copy of its state on node-1: the buffers of `State` need" in first.reports[-1]
     assert first.copied() == 0
     small.close()
 
@@ -334,10 +334,10 @@ def test_a_part_that_is_overwritten_while_it_is_read_is_not_sealed(sides, monkey
     monkeypatch.setattr(transfer, "part_bytes", overwritten)
     first.seal(part(0, 5), 0)
     with pytest.raises(CopyRefusedError, match="changed while it was copied"):
-        state_copies.push(first.memory.files, second.address, SECRET, (part(0, 5),))
+        agent.push(first.memory.files, second.address, SECRET, (part(0, 5),))
     assert not second.has(part(0, 5))
     with pytest.raises(TornError, match="overwritten before it was copied"):
-        state_copies.push(first.memory.files, second.address, SECRET, (part(0, 5),))
+        agent.push(first.memory.files, second.address, SECRET, (part(0, 5),))
 
 
 def test_damaged_bytes_are_noticed(sides):
@@ -473,13 +473,14 @@ def test_what_no_other_agent_is_to_have_is_freed():
     side.commit(5, kept=False)
     store = FdStore(side.store.connect().detach())
     side.store.send_all()
-    side.copies.free()
+    side.copies.close()
+    side.memory.close()
     assert list(side.memory.files) == []
     assert side.memory.files.reserve((2, FIRST_COPY), SIZE) == ""
     store.receive()
     assert store.fds == {}
     store.close()
-    side.close()
+    os.close(side.fd)
 
 
 def test_workers_are_told_even_where_the_subreaper_is_gone_meanwhile(sides):
@@ -492,14 +493,7 @@ def test_workers_are_told_even_where_the_subreaper_is_gone_meanwhile(sides):
     second.restore(order)
     until(lambda: second.page.numbers[fields.RESTORE_DECIDED] == 1, "the workers to be told")
     assert not second.has(part(0, 6))
-    assert any(
-        "cannot get its state from node-0" in each.why for each in second.reports if isinstance(each, CopyWarning)
-    )
-
-
-def launched(attempt: int, number: int = 1, **more) -> LaunchWorkers:
-    meeting = Rendezvous(master_addr="", master_port=0, run_id="", max_restarts=0, restart_count=0, role="")
-    return LaunchWorkers(assignment=assign(attempt, WORLD)[number], rendezvous=meeting, **more)
+    assert any("cannot get its state from node-0" in each for each in second.reports if isinstance(each, str))
 
 
 def test_the_node_of_rank_0_asks_what_killed_agents_have_left(killed):
@@ -507,12 +501,13 @@ def test_the_node_of_rank_0_asks_what_killed_agents_have_left(killed):
     side = Side(1)
     with socket.create_server(("127.0.0.1", 0)) as server:
         gone = replace(killed.address, port=server.getsockname()[1], node=NodeId("gone"))
-    side.copies.launch(launched(2, lost=(replace(killed.address, orphaned=True), gone)))
+    side.show(2, lost=(replace(killed.address, orphaned=True), gone))
+    side.begin(2)
     until(side.told_of, "the answer")
     own, found = side.told_of()
     assert (own.at, own.ranks, found.at) == (side.address, (2, 3), replace(killed.address, orphaned=True))
     assert {one.commit.steps for one in found.held} == {5, 6, 9}
-    side.copies.launch(launched(3))
+    side.begin(3)
     assert side.told_of() == [own]
     side.close()
 
@@ -520,12 +515,13 @@ def test_the_node_of_rank_0_asks_what_killed_agents_have_left(killed):
 def test_survivors_without_a_commit_wait_for_the_next_attempt_and_a_person_is_told_once(sides):
     """The driver is told so by the node of rank 0."""
     nothing = RestoreOrder(lost="a part is missing")
-    for number, side in enumerate(sides):
-        side.copies.launch(launched(1, number, has_survivors=True))
+    for side in sides:
+        side.show(2, has_survivors=True)
+        side.begin(2)
         side.restore(nothing)
         assert not side.is_told()
-    assert sides[0].reports == [CopyWarning(why="a part is missing"), HoldingStatus(stuck_attempt=1)]
+    assert sides[0].reports == ["a part is missing", StateStatus(at=sides[0].address, stuck_attempt=2)]
     assert sides[1].reports == []
-    sides[1].copies.launch(launched(1))
+    sides[1].begin(3)
     sides[1].restore(nothing)
     assert sides[1].is_told()

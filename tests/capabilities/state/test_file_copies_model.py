@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raylaunch.cluster.agent.copies import file_copies
+from raylaunch.capabilities.state import file_copies
 from raylaunch.node.state import transfer
 from tests import profiles
-from tests.cluster.agent.copies.test_file_copies import Side, launch
+from tests.capabilities.state.test_file_copies import Side, launch
 from tests.node.harness import until
 
 NODES = st.integers(0, 2)

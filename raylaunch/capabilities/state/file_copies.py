@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from types import NoneType
 
 from raylaunch.core.machine.commits import CopyAddress
+from raylaunch.core.placement.environment import Assignment
 from raylaunch.core.text import printable
 from raylaunch.node.linux import limits
-from raylaunch.node.protocol.messages import LaunchWorkers
 from raylaunch.node.state import fast_dir, transfer
 from raylaunch.node.state.fast_dir import FilesOwner, FileStamp, TooManyFilesError
 from raylaunch.node.state.state_memory import StateMemory
@@ -70,7 +70,8 @@ class FileCopies:
         self._thread: threading.Thread | None = None
         #: Held by the event loop and the thread while they use the two fields that follow; the others are the thread's.
         self._lock = threading.Lock()
-        self._launch: LaunchWorkers | None = None
+        #: The assignment of an attempt whose files are being fetched, and where they may be.
+        self._launch: tuple[Assignment, tuple[CopyAddress, ...]] | None = None
         self._target: CopyAddress | None = None
         #: What was copied last: where to, whose files, and which.
         self._done: tuple[object, ...] = ()
@@ -80,20 +81,20 @@ class FileCopies:
         self._failing: tuple[CopyAddress | None, float] = None, math.inf
         self._has_files = False
 
-    def launched(self, order: LaunchWorkers) -> LaunchWorkers:
-        """Copy for the ranks of this attempt from now on. Return the order with whether its workers wait for files."""
-        own, mine = self._folder.own, _owner(order)
+    def launched(self, assignment: Assignment, peers: tuple[CopyAddress, ...]) -> bool:
+        """Copy for the ranks of this attempt from now on. Return whether its workers wait for files of these agents."""
+        own, mine = self._folder.own, _owner(assignment)
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, daemon=True, name="raylaunch-files")
             self._thread.start()
         is_same = own is not None and replace(own, attempt=mine.attempt, world_size=mine.world_size) == mine
-        is_complete = not order.peers or (is_same and own is not None and own.attempt == mine.attempt - 1)
+        is_complete = not peers or (is_same and own is not None and own.attempt == mine.attempt - 1)
         with self._lock:
-            self._launch, self._target = None if is_complete else order, None
+            self._launch, self._target = None if is_complete else (assignment, peers), None
             if is_complete:
                 self._folder.become(mine)
         self._wake.set()
-        return replace(order, awaits_files=not is_complete)
+        return not is_complete
 
     def copy_to(self, target: CopyAddress) -> None:
         """Copy files to this agent from now on."""
@@ -223,12 +224,13 @@ class FileCopies:
 
     # At the beginning of an attempt.
 
-    def _complete(self, launch: LaunchWorkers) -> None:
+    def _complete(self, launch: tuple[Assignment, tuple[CopyAddress, ...]]) -> None:
         """Get the files that the node's ranks had elsewhere, and let the workers begin."""
         error: Exception | None = None
+        assignment, peers = launch
         for _ in range(_FETCH_TRIES):
             try:
-                for source in self._sources(launch):
+                for source in self._sources(assignment, peers):
                     self._fetch(source)
                 error = None
                 break
@@ -243,23 +245,23 @@ class FileCopies:
                 return
             self._launch = None
             if error is None:
-                self._folder.become(_owner(launch))
+                self._folder.become(_owner(assignment))
         if error is not None:
             why = limits.explained(error, "the agent") if isinstance(error, OSError) else str(error)
-            self._say(f"{launch.assignment.node} does not have all files of its ranks in RAYLAUNCH_FAST_DIR: {why}")
-        self._memory.files_ready(launch.attempt)
+            self._say(f"{assignment.node} does not have all files of its ranks in RAYLAUNCH_FAST_DIR: {why}")
+        self._memory.files_ready(assignment.attempt)
 
-    def _sources(self, launch: LaunchWorkers) -> list[_Source]:
+    def _sources(self, assignment: Assignment, peers: tuple[CopyAddress, ...]) -> list[_Source]:
         """Return whose files the node's ranks need, of those that there are, but for its own."""
-        own = self._folder.owners(before=launch.attempt)
+        own = self._folder.owners(before=assignment.attempt)
         found = [_Source(owner, None, is_copy=bool(node)) for node, owner in own.items()]
-        for peer in launch.peers:
-            if peer.node == launch.assignment.node:
+        for peer in peers:
+            if peer.node == assignment.node:
                 continue
             with contextlib.suppress(OSError), transfer.connection(peer, self._secret, seconds=_ASK_SECONDS) as line:
-                theirs = transfer.ask(line, dict[str, FilesOwner], "owners", before=launch.attempt)
+                theirs = transfer.ask(line, dict[str, FilesOwner], "owners", before=assignment.attempt)
                 found += [_Source(owner, peer, is_copy=bool(node)) for node, owner in theirs.items()]
-        chosen = [source for rank in launch.assignment.ranks if (source := choose(rank, found)) is not None]
+        chosen = [source for rank in assignment.ranks if (source := choose(rank, found)) is not None]
         return [one for one in dict.fromkeys(chosen) if one.at is not None or one.is_copy]
 
     def _fetch(self, source: _Source) -> None:
@@ -297,8 +299,7 @@ class FileCopies:
         self._report(printable(text))
 
 
-def _owner(order: LaunchWorkers) -> FilesOwner:
-    part = order.assignment
+def _owner(part: Assignment) -> FilesOwner:
     return FilesOwner(
         node=part.node,
         attempt=part.attempt,

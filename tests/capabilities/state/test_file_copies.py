@@ -10,28 +10,34 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import NoneType
+from types import NoneType, SimpleNamespace
 
 import pytest
 
-from raylaunch.cluster.agent.copies import file_copies
-from raylaunch.cluster.agent.copies.state_copies import StateCopies
-from raylaunch.core.machine.commits import CopyAddress, Holder
+from raylaunch.capabilities.state import file_copies
+from raylaunch.capabilities.state.agent import StateCopies
+from raylaunch.capabilities.state.sections import StateGoal, StateStatus, dump, load_status
+from raylaunch.core.machine.commits import CopyAddress
 from raylaunch.core.newtypes import NodeId
-from raylaunch.core.placement.environment import Member, Rendezvous, assign
-from raylaunch.node.protocol.copy_messages import CopyReport, CopyWarning, HoldingStatus
-from raylaunch.node.protocol.messages import LaunchWorkers, ProposeCheckpoint
+from raylaunch.core.placement.environment import Assignment, Member, assign
 from raylaunch.node.state import fast_dir, transfer
 from raylaunch.node.state.fast_dir import FastDir, FilesOwner, FileStamp
 from raylaunch.node.state.state_memory import StateMemory
 from raylaunch.node.state.transfer import CopyRefusedError
 from raylaunch.worker.heartbeats import shared_page as fields
 from raylaunch.worker.heartbeats.shared_page import SharedPage
+from raylaunch.worker.runtime.files_wait import WAIT_VARIABLE
+from tests.fakes import agent_port
 from tests.node.harness import until
 
-MEETING = Rendezvous(master_addr="", master_port=0, run_id="", max_restarts=0, restart_count=0, role="")
-
 SECRET = "1" * 64
+
+
+@dataclass
+class Spec:
+    """What a worker is started from."""
+
+    env: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -40,20 +46,24 @@ class Side:
 
     name: str
     most: int | None = None
-    reports: list[CopyReport] = field(default_factory=list)
+    reports: list[StateStatus | str] = field(default_factory=list)
+    """What it tells the driver, and a person, but where it serves."""
 
     def __post_init__(self) -> None:
         self.page, self.fd = SharedPage.create()
         self.folder = FastDir()
         self.folder.create()
         self.memory = StateMemory(self.page, "", self.most, self.folder)
-        self.copies = StateCopies(
-            self.memory,
-            Holder(at=CopyAddress(node=NodeId(self.name), host="127.0.0.1", port=0)),
-            SECRET,
-            self.reports.append,
-            lambda work: work(),
+        port = agent_port(
+            spec=SimpleNamespace(node=NodeId(self.name), copy_secret=SECRET),
+            address="127.0.0.1",
+            memory=self.memory,
+            call=lambda work: work(),
+            tell=lambda section: self.reports.append(load_status(section)),
+            warn=self.reports.append,
         )
+        self.copies = StateCopies(port)
+        self.address = self.reports.pop().at
 
     def write(self, name: str, text: str = "") -> None:
         """Write a file as careful scripts do: under another name first."""
@@ -71,14 +81,10 @@ class Side:
 
     @property
     def why(self) -> str:
-        return "\n".join(each.why for each in self.reports if isinstance(each, CopyWarning))
-
-    @property
-    def address(self) -> CopyAddress:
-        return CopyAddress(node=NodeId(self.name), host="127.0.0.1", port=self.copies.port)
+        return "\n".join(each for each in self.reports if isinstance(each, str))
 
     def copy_to(self, attempt: int, target: CopyAddress) -> None:
-        self.copies.copy_to(ProposeCheckpoint(attempt=attempt, step=0, copies_to=target))
+        self.copies.shown(dump(StateGoal(attempt=attempt, copies_to=target)))
 
     def is_ready(self, attempt: int) -> bool:
         return self.page.numbers[fields.FILES_READY] == attempt
@@ -108,19 +114,20 @@ def start(made: list[Side]):
     return make
 
 
-def launch(attempt: int, *sides: Side, peers: tuple[Side, ...] | None = None, nproc: int = 1) -> list[LaunchWorkers]:
-    """Begin an attempt, in which each node copies to the next one; return the orders for the workers."""
+def launch(attempt: int, *sides: Side, peers: tuple[Side, ...] | None = None, nproc: int = 1) -> list[bool]:
+    """Begin an attempt, in which each node copies to the next one. Return whether its workers wait."""
     members = [Member(node=NodeId(side.name), address="", nproc=nproc, host=side.name) for side in sides]
     served = tuple(side.address for side in (sides if peers is None else peers))
-    orders = []
-    for side, part in zip(sides, assign(attempt, members), strict=True):
-        order = LaunchWorkers(assignment=part, rendezvous=MEETING, peers=served)
-        orders.append(side.copies.launch(order))
-        side.memory.begin(part)
-    for side, target in zip(sides, (*sides[1:], sides[0]), strict=True):
-        if target is not side:
-            side.copy_to(attempt, target.address)
-    return orders
+    return [
+        begin(side, part, None if target is side else target.address, served)
+        for side, target, part in zip(sides, (*sides[1:], sides[0]), assign(attempt, members), strict=True)
+    ]
+
+
+def begin(side: Side, part: Assignment, target: CopyAddress | None, peers: tuple[CopyAddress, ...]) -> bool:
+    side.copies.shown(dump(StateGoal(attempt=part.attempt, copies_to=target, peers=peers)))
+    (spec,) = side.copies.workers(part, (Spec(),))
+    return spec.env == {WAIT_VARIABLE: str(part.attempt)}
 
 
 def test_files_are_copied_to_the_next_host_as_they_change_and_go(start):
@@ -129,7 +136,7 @@ def test_files_are_copied_to_the_next_host_as_they_change_and_go(start):
     first.write("step-1/model")
     first.write("latest", "1")
     until(lambda: second.files("a") == {"step-1/model": "step-1/model", "latest": "1"}, "copies")
-    assert first.reports == [HoldingStatus(has_files=True)]
+    assert first.reports == [StateStatus(at=first.address, has_files=True)]
     first.write("step-2/model")
     first.write("latest", "2")
     Path(first.folder.path, "step-1/model").unlink()
@@ -166,12 +173,11 @@ def test_the_node_that_gets_the_ranks_of_a_lost_one_has_its_files(start):
     for rank, (side, after) in enumerate(zip(sides, (*sides[1:], sides[0]), strict=True)):
         until(lambda after=after, side=side: after.files(side.name), f"a copy of rank {rank}")
     first.copies.close()
-    orders = launch(2, second, third)
-    assert [order.awaits_files for order in orders] == [True, True]
+    assert launch(2, second, third) == [True, True]
     until(lambda: second.is_ready(2) and third.is_ready(2), "both to be complete")
     assert second.files() == {"rank-0": "rank-0", "rank-1": "rank-1"}
     assert third.files().items() >= {"rank-1": "rank-1", "rank-2": "rank-2"}.items()  # and what b has just got
-    assert [order.awaits_files for order in launch(3, second, third)] == [False, False]  # nothing has changed
+    assert launch(3, second, third) == [False, False]  # nothing has changed
     until(lambda: third.files("b") == second.files(), "both files to be copied again")
 
 
@@ -225,11 +231,10 @@ def test_what_cannot_be_fetched_is_said_and_workers_begin_without_it(start, monk
     launch(1, first, second, peers=())
     second.write("rank-1")
     until(lambda: first.files("b"), "a copy")
-    (order,) = launch(1, first)
+    launch(1, first)
     monkeypatch.setattr(FastDir, "link", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     members = [Member(node=NodeId(name), address="", nproc=1, host=name) for name in ("x", "a")]
-    order = LaunchWorkers(assignment=assign(2, members)[1], rendezvous=MEETING, peers=(first.address,))
-    assert first.copies.launch(order).awaits_files
+    assert begin(first, assign(2, members)[1], None, (first.address,))
     until(lambda: first.is_ready(2), "the workers to begin")
     assert "a does not have all files of its ranks in RAYLAUNCH_FAST_DIR" in first.why
     assert first.folder.own.attempt == 1  # so the next attempt tries again
@@ -296,9 +301,9 @@ def test_files_are_looked_for_often_though_others_were_slow_to_come(start, monke
     until(lambda: second.files("a"), "a copy")
     sources = file_copies.FileCopies._sources  # noqa: SLF001
 
-    def slow(self, order):
+    def slow(self, *arguments):
         time.sleep(1.0)
-        return sources(self, order)
+        return sources(self, *arguments)
 
     monkeypatch.setattr(file_copies.FileCopies, "_sources", slow)
     launch(3, first, second)
