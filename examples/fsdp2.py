@@ -108,6 +108,7 @@ def main() -> None:
     dist.all_reduce(loss)
     if dist.get_rank() == 0:
         print(f"final loss {loss.item() / dist.get_world_size()!r}")
+    dist.barrier()  # meanwhile gloo's threads let go of tensors; they could not while this one waits for their end
     dist.destroy_process_group()
 
 

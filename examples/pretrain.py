@@ -165,4 +165,5 @@ while True:
 
 if is_master:
     print(f"final loss {val_loss!r}")
+dist.barrier()  # meanwhile gloo's threads let go of tensors; they could not while this one waits for their end
 dist.destroy_process_group()
