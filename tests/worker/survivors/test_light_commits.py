@@ -494,7 +494,7 @@ class World:
 
     def survive(self, rank: int, dead: tuple[int, ...] = ()) -> None:
         """Have a rank complete its last light commits, since others have died. `dead`: those of its node."""
-        file, newest = self.memory.file_to_complete(rank, dead)
+        file, newest = self.memory.file_to_complete(self.attempt, rank, dead)
         if file is not None:
             self.light.ranks[rank].use(os.dup(file.fd), newest)
         self.light.ranks[rank].complete()
