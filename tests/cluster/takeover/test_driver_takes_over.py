@@ -31,7 +31,8 @@ from raylaunch.core.failures.failure import WorkerError
 from raylaunch.core.history.run_status import StatusBuilder
 from raylaunch.core.job.job import Entrypoint, Job
 from raylaunch.core.machine.events_and_actions import ResizeRequested, RestartRequested, StopRequested
-from raylaunch.core.machine.state import Phase
+from raylaunch.core.machine.save_time import DeadlineSet
+from raylaunch.core.machine.state import Phase, Saving
 from raylaunch.core.monitoring.heartbeat import Heartbeat, WorkerProgress
 from raylaunch.core.newtypes import NO_NODE, NodeTime, RunTime
 from raylaunch.core.placement.plan import make_plan
@@ -506,8 +507,8 @@ def test_a_step_that_was_proposed_to_one_node_only():
 GAP_SECONDS = 5.0
 
 
-def between(nodes: int, **more: Any) -> tuple[SimulatedDriver, DeafFleet]:
-    """Return a driver that has just taken over a run on so many nodes, 5 s after the last one has died."""
+def between(nodes: int, *heard: Any, **more: Any) -> tuple[SimulatedDriver, DeafFleet]:
+    """Return a driver that has just taken over a run on so many nodes, 5 s after the last one had heard this and died."""
     job = Job(entrypoint=Entrypoint(script="train.py"), nnodes="1:3", last_call=0.0, node_timeout=1e6, **more)
     fleet, deaf = CourseFleet(), DeafFleet()
     before: SimulatedDriver = driver(fleet, job, kind=SimulatedDriver)
@@ -517,6 +518,8 @@ def between(nodes: int, **more: Any) -> tuple[SimulatedDriver, DeafFleet]:
     while fleet.unheard:
         before.hear(before.clock, fleet.unheard.popleft())
     assert before.machine.phase is Phase.RUNNING
+    for each in heard:
+        before.hear(before.clock, each)
     after: SimulatedDriver = driver(deaf, job, written(before), kind=SimulatedDriver)
     deaf.names, deaf._parts, deaf.statuses = fleet.names, fleet._parts, fleet.statuses
     after._began, after.clock = before._began, before.clock + GAP_SECONDS
@@ -567,6 +570,19 @@ def test_a_host_that_was_drained_while_there_was_no_driver():
     fleet.tell(HostDraining(host="host-0", deadline=found._began + found.clock + 90.0, why="it is being drained"))
     assert [*map(type, hears(found, fleet))] == [ProposeCheckpoint] * 2
     assert found.machine.phase is Phase.SAVING
+
+
+@pytest.mark.parametrize("seconds", [8.0, 5.5])
+def test_the_time_to_save_came_while_there_was_no_driver(seconds):
+    """The workers save at once, in what is left until the deadline, and the run can go on later."""
+    found, fleet = between(2, lambda at: [DeadlineSet(at=at, deadline=at + seconds, why="Slurm ends job 7")])
+    deadline = found.machine.run.timing.deadline.at
+    assert found.due_at() <= found.clock < deadline
+    found.hear(found.clock, None)
+    assert [type(order) for _, order in fleet.orders] == [ProposeCheckpoint] * 2
+    state = found.machine.state
+    assert isinstance(state, Saving)
+    assert (state.ending.exit_code, found.clock <= state.deadline < deadline) == (75, True)
 
 
 def test_the_host_of_the_driver_is_drained():
