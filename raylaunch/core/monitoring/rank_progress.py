@@ -118,9 +118,12 @@ class RankProgress:
         return self.window.marks_per_second(now - self.marked_at)
 
     def max_counts_per_second(self) -> float:
-        """The highest rate of late. A worker seen once is taken to have done all its steps within one second."""
+        """The highest rate of late. A worker seen once is taken to have made all its steps in one second or more.
+
+        A driver that takes over sees workers for the first time that have trained for long.
+        """
         highest = self.window.max_counts_per_second()
-        return float(self.marks) if highest is None else highest
+        return self.marks / max(1.0, self.seen_at - self.first_at) if highest is None else highest
 
 
 class WorldProgress:

@@ -497,6 +497,13 @@ def test_proposed_step_after_heartbeats_that_were_held_up():
     assert 180 < propose_step(progress.world, 4.002) < 210
 
 
+def test_proposed_step_of_workers_that_train_for_long_when_they_are_first_seen():
+    """As by a driver that takes over a moment before the end of a run: 0.1 s later they have made 5 steps."""
+    progress = tracker()
+    receive(progress, 1.0, *(worker(rank, 2000, asked=1999, first_age=40.0) for rank in range(2)))
+    assert 2004 < propose_step(progress.world, 1.0) < 2020
+
+
 def test_proposed_step_without_should_checkpoint():
     """The step numbers of the optimizer are used; without any the proposal does not matter."""
     progress = tracker(ranks=2)
