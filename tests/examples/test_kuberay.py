@@ -1,15 +1,17 @@
-"""The manifests for KubeRay: what raylaunch needs of them. They were validated against KubeRay's CRDs, which are 2 MB."""
+"""The manifests for KubeRay: they are valid, and have what raylaunch needs."""
 
 from __future__ import annotations
 
 import shlex
 from pathlib import Path
 
+import jsonschema
 import pytest
 import yaml
 
 from raylaunch.cli.args import parser
 from raylaunch.cli.config import load
+from tests.examples import kuberay_crd
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples/kuberay"
@@ -24,6 +26,38 @@ def read(name: str) -> dict:
 def cluster(request) -> dict:
     found = read(request.param)
     return found.get("rayClusterSpec", found)
+
+
+def validate(manifest: dict) -> None:
+    jsonschema.validate(manifest, yaml.safe_load(kuberay_crd.SCHEMA.read_text()))
+
+
+def test_the_job_is_valid():
+    """For KubeRay 1.7, whose RayJob has the whole specification of a RayCluster."""
+    validate(yaml.safe_load((FOLDER / "rayjob.yaml").read_text()))
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("backoffLimits",), 0),
+        (("rayClusterSpec", "authOptions", "mode"), "tokens"),
+        (("rayClusterSpec", "headGroupSpec", "rayStartParams", "num-cpus"), 0),
+        (("rayClusterSpec", "workerGroupSpecs", 0, "maxReplicas"), "8"),
+        (("rayClusterSpec", "workerGroupSpecs", 0, "template", "spec", "terminationGracePeriod"), 120),
+        (("rayClusterSpec", "workerGroupSpecs", 0, "template", "spec", "containers", 0, "env", 0, "value"), 90),
+        (("rayClusterSpec", "workerGroupSpecs", 0, "template", "spec", "volumes", 1, "emptyDir", "sizeLimit"), "4 GB"),
+    ],
+)
+def test_mistakes_are_found(place, value):
+    """Names that are not there, and values of other types."""
+    manifest = yaml.safe_load((FOLDER / "rayjob.yaml").read_text())
+    at = manifest["spec"]
+    for key in place[:-1]:
+        at = at[key]
+    at[place[-1]] = value
+    with pytest.raises(jsonschema.ValidationError):
+        validate(manifest)
 
 
 def test_both_have_the_same_cluster():
