@@ -52,7 +52,6 @@ LARGE_CLASSES = {
     "FileCopies": (15, 0),
     "DriverActor": (16, 0),
     "Driver": (13, 29),
-    "ProgressMonitor": (17, 0),
     "RunFolder": (17, 0),
     "RayFleet": (18, 32),
     "LocalFleet": (0, 28),
@@ -69,7 +68,6 @@ LARGE_CLASSES = {
 """Classes that are older than these limits: the numbers of attributes and of methods. They may only become less."""
 HEIRS = {
     "_PlainJob(Job)",
-    "HangProbe(StackProbe)",
     "Failure(FailureRecord)",
     "Starting(AwaitingNodes)",
     "Saving(AwaitingNodes)",
@@ -96,7 +94,7 @@ CAPABILITIES = {
     ),
     "survivors": ("worker.survivors", "node.supervisor.survivor_table"),
     "hangs": (
-        "cluster.probes.hang_probe",
+        "capabilities.hangs",
         *(f"core.monitoring.hang_{part}" for part in ("cause", "detector", "policy")),
     ),
     "notices": ("capabilities.notices",),
@@ -119,7 +117,6 @@ KNOWN_CAPABILITIES = {
     "cluster.agent.agent": {"state", "takeover"},
     "cluster.agent.ray_actor": {"state", "takeover"},
     "cluster.driver.driver": {"takeover"},
-    "cluster.driver.progress_monitor": {"hangs"},
     "cluster.driver.run_folder": {"report", "takeover"},
     "cluster.fleet.local_fleet": {"state"},
     "cluster.fleet.ray_fleet": {"state", "takeover", "warm"},

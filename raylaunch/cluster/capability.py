@@ -13,8 +13,9 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
-from raylaunch.core.machine.events_and_actions import Event
+from raylaunch.core.machine.events_and_actions import Event, WorkersStarted
 from raylaunch.core.machine.machine import Machine
+from raylaunch.core.monitoring.rank_progress import RankProgress, WorldProgress
 from raylaunch.core.newtypes import HostId, NodeId, RunTime
 from raylaunch.core.placement.environment import Assignment
 from raylaunch.node.logs.tail import LogOutput
@@ -40,6 +41,10 @@ class DriverPort:
     """Have the driver's loop call this. Any thread may call it."""
     say: Callable[[str], None]
     """Print a line to the person."""
+    progress: Callable[[], WorldProgress]
+    """Return what heartbeats tell of the workers of the present attempt."""
+    write_stacks: Callable[[int, str], None]
+    """Keep what the workers of an attempt were doing, as text, in the run folder."""
 
 
 class DriverPart(Protocol):
@@ -82,6 +87,14 @@ class DriverPart(Protocol):
     def lost(self, node: NodeId, *, is_dead: bool) -> None:
         """Learn that a node is lost. `is_dead`: its agent's process is gone; else it is only silent."""
         del node, is_dead
+
+    def started(self, word: WorkersStarted) -> None:
+        """Learn that a node has started its workers, or had when this driver took over."""
+        del word
+
+    def heartbeat(self, changed: Iterable[RankProgress], now: RunTime) -> None:
+        """Learn that a node has sent a heartbeat. `changed`: see `WorldProgress.update`."""
+        del changed, now
 
     def told(self, node: NodeId, section: bytes) -> None:
         """Take a node's section of the status, which has changed."""

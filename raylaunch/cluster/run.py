@@ -17,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from raylaunch.capabilities.hangs.driver import HangWatch
 from raylaunch.capabilities.notices.agent import PreemptionNotices
 from raylaunch.capabilities.notices.driver import NoticeDrains
 from raylaunch.capabilities.peers.agent import PeerProbe
@@ -61,6 +62,7 @@ WANTED = "ray>=2.44"
 
 CAPABILITIES = (
     Capability(name="peers", driver=PeerCheck, agent=PeerProbe),
+    Capability(name="hangs", driver=HangWatch),
     Capability(name="notices", driver=NoticeDrains, agent=PreemptionNotices),
     Capability(name="state", driver=CopyRing, agent=StateCopies),
 )

@@ -13,6 +13,7 @@ from raylaunch.cluster.driver.driver import Driver
 from raylaunch.cluster.fleet_api import AgentLost
 from raylaunch.core.job.job import Entrypoint, Job
 from raylaunch.core.machine.events_and_actions import StopRequested
+from raylaunch.core.monitoring.heartbeat import Heartbeat, WorkerProgress
 from raylaunch.node.protocol.messages import LaunchWorkers, OpenStore, ProposeCheckpoint
 from raylaunch.node.protocol.section import CapabilitySection
 from tests.fakes import FakeFleet, RunRecorder
@@ -123,6 +124,39 @@ def test_a_part_is_told_what_has_changed_of_its_own():
     assert driver(fleet, partial(Part, notes), partial(Part, others)).run().exit_code == 0
     assert notes == ["begun", ("node-1", b"1"), ("node-1", b"3"), "ended"]
     assert others == ["begun", "ended"]
+
+
+def test_a_part_hears_of_workers_and_their_heartbeats():
+    """It gets what is known of the attempt by then, and which workers are judged differently from now on."""
+
+    class Listening(Part):
+        def launched(self, now) -> None:
+            self.notes.append(("launched", self.port.progress().attempt, [*self.port.progress().workers]))
+
+        def started(self, word) -> None:
+            self.notes.append(("started", word.node, word.attempt))
+
+        def heartbeat(self, changed, now) -> None:
+            self.notes.append(("heartbeat", [worker.rank for worker in changed], self.port.progress().workers[0].marks))
+
+    notes, fleet = [], FakeFleet(1, nproc=2)
+
+    def train() -> None:
+        for marks in (1, 2):
+            progress = WorkerProgress(rank=0, marks=marks, age=0.0)
+            fleet.report("node-1", heartbeat=Heartbeat(attempt=1, marks=(progress,)))
+        fleet.finish()
+
+    fleet.on_launched[1] = train
+    assert driver(fleet, partial(Listening, notes)).run().exit_code == 0
+    assert notes == [
+        "begun",
+        ("launched", 1, [0, 1]),
+        ("started", "node-1", 1),
+        ("heartbeat", [0], 1),
+        ("heartbeat", [], 2),
+        "ended",
+    ]
 
 
 def test_a_part_ends_though_the_driver_does_not_end_well():

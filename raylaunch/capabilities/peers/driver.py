@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from raylaunch.capabilities.peers.agent import PROBE_SECONDS
 from raylaunch.capabilities.peers.sections import PeerAddress, PeerGoal, dump, load_status
 from raylaunch.cluster.capability import NEVER, DriverPart, DriverPort
-from raylaunch.cluster.probes.stack_probe import StackProbe
+from raylaunch.cluster.stack_probe import StackProbe
 from raylaunch.core.failures.failure import root_cause
 from raylaunch.core.failures.stacks import grouped
 from raylaunch.core.machine.events_and_actions import (

@@ -33,8 +33,8 @@ from raylaunch.cluster.driver.driver import Driver
 from raylaunch.cluster.driver.run_folder import RunFolder
 from raylaunch.cluster.fleet_api import Fleet
 from raylaunch.cluster.local import local_machine
-from raylaunch.cluster.probes.stack_probe import ANSWER_SECONDS, StackProbe
 from raylaunch.cluster.session.session_base import Session
+from raylaunch.cluster.stack_probe import ANSWER_SECONDS, StackProbe
 from raylaunch.core.failures.stacks import grouped
 from raylaunch.core.machine.events_and_actions import (
     Event,
@@ -46,7 +46,7 @@ from raylaunch.core.machine.events_and_actions import (
 )
 from raylaunch.core.machine.state import Phase
 from raylaunch.core.newtypes import SIGTERM, HostId, NodeId, RunTime, assert_never
-from raylaunch.core.placement.environment import natural_key
+from raylaunch.core.placement.environment import assign, natural_key
 from raylaunch.core.record.result import RunResult
 from raylaunch.core.text import host_list, printable
 from raylaunch.node.protocol.acceptor import SecretAddress
@@ -274,10 +274,11 @@ class RunControl:
 
     def _sample(self, now: RunTime) -> Generator[Event, None, tuple[StackProbe, threading.Event]]:
         """Ask the nodes what their workers are doing."""
-        parts, machine = self._driver.monitor.parts, self._driver.machine
-        if machine.phase in (Phase.GATHERING, Phase.DONE) or not parts or parts[0].attempt != machine.attempt:
+        machine, world = self._driver.machine, self._driver.machine.world
+        if machine.phase in (Phase.GATHERING, Phase.DONE):
             raise RefusedError(f"no workers run: {machine.status}")
-        there = [part for part in parts if part.node in machine.world.unfinished]
+        parts = assign(world.attempt, world.members)
+        there = [part for part in parts if part.node in world.unfinished]
         probe, complete = StackProbe(there or parts, self._fleet.send), threading.Event()
         self._probes[probe] = complete
         probe.sample(now)

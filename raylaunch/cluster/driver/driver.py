@@ -18,7 +18,7 @@ from raylaunch.cluster.driver.executor import Executor, last_attempt, port_in_us
 from raylaunch.cluster.driver.node_registry import AgentLinks, NodeRegistry
 from raylaunch.cluster.driver.node_warnings import NodeWarnings
 from raylaunch.cluster.driver.observer import Observer, RunRecord
-from raylaunch.cluster.driver.progress_monitor import ProgressMonitor, tracker_of
+from raylaunch.cluster.driver.progress_monitor import ProgressMonitor
 from raylaunch.cluster.fleet_api import (
     AgentAdopted,
     AgentLost,
@@ -171,10 +171,10 @@ class Driver:
         self._began = began
         self._inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
         self.nodes = NodeRegistry(job.node_timeout, links)
-        tracker = tracker_of(job, calls_should_checkpoint=ledger is not None and ledger.calls_should_checkpoint)
-        self.monitor = ProgressMonitor(tracker, fleet, self._write_stacks, observer.on_message)
+        asked = ledger is not None and ledger.calls_should_checkpoint
+        self.monitor = ProgressMonitor(calls_should_checkpoint=asked)
         #: By the names of their capabilities.
-        self._parts = {each.name: _begun(each, self, fleet, observer.on_message) for each in capabilities}
+        self._parts = {each.name: _begun(each, self, fleet, journal, observer) for each in capabilities}
         self._executor = Executor(self.machine, run_id, fleet, self.monitor, self.nodes)
         #: Gets the stacks of the workers of each node, in the thread of `run`.
         self.on_stacks: Callable[[StacksDumped], None] = lambda _: None
@@ -265,8 +265,7 @@ class Driver:
             status = agent.report.status or NodeStatus()
             self.nodes.told(node, status)
             self._tell_parts(node, NodeStatus(), status)
-        for part in self._parts.values():
-            part.launched(self._now())
+        self._follow()
         self._executor.resume({node: agent.goal for node, agent in adopted.items()})
         attempt = max((last_attempt(agent.goal) for agent in adopted.values()), default=0)
         yield last.replaced(self._now(), attempt, asked)
@@ -286,7 +285,8 @@ class Driver:
             self.nodes.told(node, NodeStatus(workers=heard(self.machine.run, node, workers)))
             if workers.pids is not None:
                 started = WorkersStarted(at=self._now(), attempt=workers.attempt, node=node, pids=workers.pids)
-                self.monitor.started(started)
+                for part in self._parts.values():
+                    part.started(started)
         yield from self._report(ReportReceived(node=node, report=agent.report, at=agent.at))
 
     def decisions(self) -> DriverLedger:
@@ -337,13 +337,20 @@ class Driver:
     def _perform(self, actions: list[Action]) -> tuple[Action, ...]:
         if self._leadership is not None:
             self._leadership.perform(actions)
-        for part in self._parts.values():
-            if any(isinstance(action, Launch) for action in actions):
-                part.launched(self._now())
-            if any(isinstance(action, RequestCheckpoint) for action in actions):
+        if any(isinstance(action, Launch) for action in actions):
+            self._follow()
+        if any(isinstance(action, RequestCheckpoint) for action in actions):
+            for part in self._parts.values():
                 part.saving(self._now())
         self._executor.perform(actions, self._now())
         return tuple(actions)
+
+    def _follow(self) -> None:
+        """Begin to follow the attempt that the machine has launched, or that this driver takes over."""
+        world = self.machine.world
+        self.monitor.begin(world.attempt, world.size, has_progressed=world.has_progressed)
+        for part in self._parts.values():
+            part.launched(self._now())
 
     def _record(self, steps: Iterable[tuple[Event | None, tuple[Action, ...]]]) -> None:
         for event, actions in steps:
@@ -357,10 +364,6 @@ class Driver:
             for action in actions:
                 if isinstance(action, RequestCheckpoint):
                     self._observer.on_message(_saving(action.why, can_save=self.monitor.can_save))
-
-    def _write_stacks(self, attempt: int, text: str) -> None:
-        if where := self._journal.write_stacks(attempt, text):
-            self._observer.on_message(f"what all workers were doing is in {where}")
 
     # What is due.
 
@@ -445,11 +448,12 @@ class Driver:
         if item.report.output:
             self._observer.on_output(item.report.output)
         if item.report.heartbeat is not None:
-            self.monitor.heartbeat(item.report.heartbeat, self._now())
+            changed = self.monitor.heartbeat(item.report.heartbeat, self._now())
+            for part in self._parts.values():
+                part.heartbeat(changed, self._now())
             if (sample := self.monitor.sample(self._now())) is not None:
                 self._observer.on_progress(sample)
         for stacks in item.report.stacks:
-            self.monitor.stacks(stacks)
             for part in self._parts.values():
                 part.stacks(stacks)
             self.on_stacks(stacks)
@@ -470,7 +474,8 @@ class Driver:
                 yield from self._store_opened(node, store.opened)
         for event in observe(node, old.workers, new.workers, now=self._now(), sent_at=item.report.sent_at):
             if isinstance(event, WorkersStarted):
-                self.monitor.started(event)
+                for part in self._parts.values():
+                    part.started(event)
             yield event
         if new.proposed is not None and new.proposed != old.proposed:
             self._executor.answered(new.proposed)
@@ -524,7 +529,7 @@ class Driver:
         self._executor.store_open(node, word)
 
 
-def _begun(capability: Capability, driver: Driver, fleet: Fleet, say: Callable[[str], None]) -> DriverPart:
+def _begun(capability: Capability, driver: Driver, fleet: Fleet, journal: RunRecord, observer: Observer) -> DriverPart:
     def show(node: NodeId, body: bytes) -> None:
         fleet.send(node, CapabilitySection(capability=capability.name, body=body))
 
@@ -535,7 +540,21 @@ def _begun(capability: Capability, driver: Driver, fleet: Fleet, say: Callable[[
 
         driver.call(works, Future())
 
-    return capability.driver(DriverPort(machine=driver.machine, send=fleet.send, show=show, call=call, say=say))
+    def write_stacks(attempt: int, text: str) -> None:
+        if where := journal.write_stacks(attempt, text):
+            observer.on_message(f"what all workers were doing is in {where}")
+
+    return capability.driver(
+        DriverPort(
+            machine=driver.machine,
+            send=fleet.send,
+            show=show,
+            call=call,
+            say=observer.on_message,
+            progress=lambda: driver.monitor.world,
+            write_stacks=write_stacks,
+        )
+    )
 
 
 def _saving(why: str, *, can_save: bool) -> str:

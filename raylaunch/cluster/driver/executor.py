@@ -121,10 +121,8 @@ class Executor:
 
     def resume(self, goals: Mapping[NodeId, NodeGoal]) -> None:
         """Go on after another driver, which has shown nodes these goals. What only some were told, tell all."""
-        world, state = self._machine.world, self._machine.state
+        state = self._machine.state
         orders = {node: [order for _, order in goal.orders] for node, goal in goals.items()}
-        if world.members:
-            self._watch.begin(assign(world.attempt, world.members), has_progressed=world.has_progressed)
         for node, goal in goals.items():
             self.resume_node(node, goal)
         if isinstance(state, Starting | Running | Saving):
@@ -264,7 +262,6 @@ class Executor:
                 has_survivors=bool(launch.staying),
             )
             self._fleet.send(part.node, order)
-        self._watch.begin(parts)
         self._stores = {key: other for key, other in self._stores.items() if key[1] > launch.attempt}
         if not self._machine.job.master_port:
             self._order_store(launch.roster[0], launch.attempt + 1)

@@ -28,10 +28,16 @@ class HangLimits:
     auto: bool
 
     @classmethod
-    def of(cls, hang_timeout: float | None, *, auto: bool) -> HangLimits:
-        """`auto`: derived from the pauses of each worker, `hang_timeout` at least. Without both there is no limit."""
-        default = AUTO_FLOOR if auto else math.inf
-        return cls(timeout=default if hang_timeout is None else hang_timeout, auto=auto)
+    def of(cls, setting: float | str) -> HangLimits:
+        """`setting`: `hang_timeout`. With `off` there is no limit."""
+        if isinstance(setting, str):
+            return cls(timeout=AUTO_FLOOR if setting == "auto" else math.inf, auto=setting == "auto")
+        return cls(timeout=float(setting), auto=False)
+
+    @property
+    def are_none(self) -> bool:
+        """Whether no worker is ever suspected."""
+        return self.timeout == math.inf
 
     def limit(self, worker: RankProgress) -> float:
         """Seconds of silence after which a worker is suspected to hang."""
@@ -85,11 +91,6 @@ class HangDetector:
         self._limits = limits
         #: No worker is over its limit before this time; infinity: none is there, or there is no limit.
         self.due = math.inf
-
-    @property
-    def is_on(self) -> bool:
-        """Whether there is a limit."""
-        return self._limits.timeout < math.inf
 
     def expect(self, worker: RankProgress) -> None:
         """Take a worker into account that `WorldProgress.update` returned."""

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raylaunch.capabilities.hangs.driver import HangWatch
 from raylaunch.capabilities.peers.driver import PeerCheck
 from raylaunch.cluster.agent.agent import AgentReport
 from raylaunch.cluster.capability import Capability
@@ -49,7 +50,7 @@ from raylaunch.node.protocol.node_status import AgentReady
 from tests.fakes import READY, FakeFleet, RunRecorder, process_failure
 from tests.profiles import examples
 
-PEERS = Capability(name="peers", driver=PeerCheck)
+CAPABILITIES = (Capability(name="peers", driver=PeerCheck), Capability(name="hangs", driver=HangWatch))
 
 
 class KeptFleet(FakeFleet):
@@ -129,7 +130,9 @@ def driver(fleet, job: Job, ledger=None, kind: type[Driver] = Driver, *, gone: b
         seconds = {"process_seconds": 1.0, "state_seconds": 0.1, "found_at": time.monotonic()}
         last = LastDriver(ledger=ledger, driver=2, is_gone=gone, **seconds)
     leadership = FencedLeadership(facts, fleet, folder, last)
-    found = kind(job, "run", fleet, recorder, recorder, time.monotonic(), leadership=leadership, capabilities=(PEERS,))
+    found = kind(
+        job, "run", fleet, recorder, recorder, time.monotonic(), leadership=leadership, capabilities=CAPABILITIES
+    )
     found.entries, found.folder = recorder.entries, folder
     return found
 
@@ -161,7 +164,8 @@ class SimulatedDriver(Driver):
 
     def due_at(self) -> float:
         """When it would look at the time again by itself."""
-        return min(self._executor.wake_at, self._parts["peers"].next_check, self.monitor.next_check)
+        parts = (part.next_check for part in self._parts.values())
+        return min(self._executor.wake_at, *parts, self.monitor.next_check)
 
     def hear(self, at: float, heard: Any) -> None:
         """Deal with one thing at that time. A function makes an event of a person; None: only time has passed."""

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from raylaunch.core.monitoring.checkpoint_step import checkpoints, may_ask, propose_step, unsaved
 from raylaunch.core.monitoring.heartbeat import Heartbeat, WorkerProgress
-from raylaunch.core.monitoring.progress import ProgressTracker
+from raylaunch.core.monitoring.rank_progress import WorldProgress
 
 
 @pytest.mark.parametrize(
@@ -27,14 +27,13 @@ def test_text_names_the_first_mistake_and_its_ranks(steps, why):
 
 
 def test_checkpoints_are_known_from_heartbeats():
-    progress = ProgressTracker(None, auto=True)
-    progress.begin(1, range(2))
+    world = WorldProgress(1, range(2))
     marks = (
         WorkerProgress(rank=0, marks=9, age=0.0, asked=8, saved=8),
         WorkerProgress(rank=1, marks=9, age=0.0, asked=3),
     )
-    progress.update(Heartbeat(attempt=1, marks=marks), 1.0)
-    assert unsaved(8, checkpoints(progress.world)).endswith("rank 1 asked last after step 3")
+    world.update(Heartbeat(attempt=1, marks=marks), 1.0)
+    assert unsaved(8, checkpoints(world)).endswith("rank 1 asked last after step 3")
 
 
 def test_a_worker_that_has_made_few_steps_may_still_ask():
@@ -43,43 +42,21 @@ def test_a_worker_that_has_made_few_steps_may_still_ask():
     assert not may_ask(100, expected=True)
 
 
-@given(earlier=st.lists(st.booleans(), max_size=4), marks=st.integers(0, 2**62), optimizers=st.integers(1, 4))
-def test_a_worker_that_has_not_asked_yet_is_waited_for_if_the_script_asks(earlier, marks, optimizers):
-    """Whatever the attempts before were like: if all workers of one of them asked, until it has made many steps."""
-    progress = ProgressTracker(None, auto=True)
-    for attempt, asks in enumerate(earlier, start=1):
-        progress.begin(attempt, range(2))
-        assert progress.calls_should_checkpoint == any(earlier[: attempt - 1])
-        workers = (
-            WorkerProgress(rank=0, marks=9, age=0.0, asked=8),
-            WorkerProgress(rank=1, marks=9, age=0.0, asked=8 if asks else None),
-        )
-        progress.update(Heartbeat(attempt=attempt, marks=workers), 1.0)
-    progress.begin(len(earlier) + 1, range(2))
-    expected = progress.calls_should_checkpoint
-    assert expected == any(earlier)
-    assert may_ask(optimizers, expected=expected) == expected
-    assert may_ask(marks, expected=expected) <= expected
-    assert not may_ask(10 + marks, expected=expected)
-
-
 @given(asked=st.none() | st.integers(0, 1000), late=st.floats(0, 60))
 def test_a_step_is_proposed_though_not_all_workers_have_begun(asked, late):
     """It is ahead of those that have; the others stop at their first step, if that is later."""
-    progress = ProgressTracker(None, auto=True)
-    progress.begin(1, range(2))
+    world = WorldProgress(1, range(2))
     if asked is not None:
         worker = WorkerProgress(rank=0, marks=1, age=0.0, asked=asked, step=asked)
-        progress.update(Heartbeat(attempt=1, marks=(worker,)), 1.0)
-    assert propose_step(progress.world, 1.0 + late) > (asked or 0)
+        world.update(Heartbeat(attempt=1, marks=(worker,)), 1.0)
+    assert propose_step(world, 1.0 + late) > (asked or 0)
 
 
 @pytest.mark.parametrize("step", [None, 0])
 def test_a_script_that_goes_on_at_a_large_number_saves_soon(step):
     """It was restarted a moment ago, and was seen once before its first call of `should_checkpoint`."""
-    progress = ProgressTracker(None, auto=True)
-    progress.begin(2, range(1))
+    world = WorldProgress(2, range(1))
     for at, marks, asked in ((1.0, 1, None), (1.1, 3, 282), (1.2, 5, 284)):
         worker = WorkerProgress(rank=0, marks=marks, age=0.0, step=step if asked is None else asked, asked=asked)
-        progress.update(Heartbeat(attempt=2, marks=(worker,)), at)
-    assert 284 < propose_step(progress.world, 1.2) < 300
+        world.update(Heartbeat(attempt=2, marks=(worker,)), at)
+    assert 284 < propose_step(world, 1.2) < 300

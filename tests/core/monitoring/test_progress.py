@@ -12,20 +12,36 @@ from hypothesis import strategies as st
 from raylaunch.core.machine.commits import CommitRate, NodeMemory
 from raylaunch.core.machine.events_and_actions import Progressed
 from raylaunch.core.monitoring.checkpoint_step import propose_step
+from raylaunch.core.monitoring.hang_detector import HangDetector, HangLimits
 from raylaunch.core.monitoring.heartbeat import Heartbeat, WorkerProgress
-from raylaunch.core.monitoring.progress import ProgressTracker
-from raylaunch.core.monitoring.progress_report import ProgressSample
-from raylaunch.core.monitoring.rank_progress import WARM_UP
+from raylaunch.core.monitoring.progress_report import ProgressReporter, ProgressSample
+from raylaunch.core.monitoring.rank_progress import WARM_UP, WorldProgress
 from raylaunch.core.record.steps import StepHistory
 from tests.profiles import examples
 
 HEARTBEAT_SECONDS = 1.0
 
 
-def tracker(timeout: float | None = 5.0, *, auto: bool = False, ranks: int = 2) -> ProgressTracker:
-    """Return a tracker of attempt 1 with so many ranks."""
-    progress = ProgressTracker(timeout, auto)
-    progress.begin(1, range(ranks))
+class Tracker:
+    """One attempt after the other, as the driver and its watch for hangs follow them."""
+
+    def __init__(self, limits: HangLimits) -> None:
+        self.limits = limits
+
+    def begin(self, attempt: int, ranks: int, *, awaits_counts: bool = False) -> None:
+        self.world = WorldProgress(attempt, range(ranks))
+        self.hangs = HangDetector(self.world, self.limits)
+        self.reporter = ProgressReporter(self.world, awaits_counts=awaits_counts)
+
+    def update(self, heartbeat: Heartbeat, at: float) -> None:
+        for changed in self.world.update(heartbeat, at):
+            self.hangs.expect(changed)
+
+
+def tracker(timeout: float | str = 5.0, *, auto: bool = False, ranks: int = 2) -> Tracker:
+    """Return a tracker of attempt 1 with this number of ranks. `auto`: the number is the least limit."""
+    progress = Tracker(HangLimits(timeout=timeout, auto=True) if auto else HangLimits.of(timeout))
+    progress.begin(1, ranks)
     return progress
 
 
@@ -33,11 +49,11 @@ def worker(rank: int, marks: int, age: float = 0.0, **facts) -> WorkerProgress:
     return WorkerProgress(rank=rank, marks=marks, age=age, **facts)
 
 
-def receive(progress: ProgressTracker, at: float, *marks: WorkerProgress, attempt: int = 1) -> None:
+def receive(progress: Tracker, at: float, *marks: WorkerProgress, attempt: int = 1) -> None:
     progress.update(Heartbeat(attempt=attempt, marks=marks), at)
 
 
-def hung_ranks(progress: ProgressTracker, at: float) -> tuple[int, ...] | None:
+def hung_ranks(progress: Tracker, at: float) -> tuple[int, ...] | None:
     hang = progress.hangs.check(at)
     return None if hang is None else hang.ranks
 
@@ -67,9 +83,9 @@ def test_the_slowest_save_is_reported():
     assert progress.reporter.report(3.0).slowest_save == 12.0
 
 
-@pytest.mark.parametrize(("timeout", "auto", "is_on"), [(5.0, False, True), (None, True, True), (None, False, False)])
-def test_without_a_limit_hangs_are_not_looked_for(timeout, auto, is_on):
-    assert tracker(timeout, auto=auto).hangs.is_on == is_on
+@pytest.mark.parametrize(("timeout", "are_none"), [(5, False), ("auto", False), ("off", True)])
+def test_without_a_limit_hangs_are_not_looked_for(timeout, are_none):
+    assert HangLimits.of(timeout).are_none == are_none
 
 
 def test_silent_worker_is_a_hang():
@@ -120,10 +136,10 @@ def test_a_number_limits_the_first_steps_too(marks):
 def test_a_number_counts_from_when_all_nodes_have_started_their_workers():
     """Workers that were started earlier wait for the others, and are not to blame for it."""
     progress = tracker(5.0)
-    progress.workers_started(1.0)
+    progress.world.workers_started(1.0)
     for second in range(1, 60):
         receive(progress, float(second), worker(0, 0))
-    progress.workers_started(58.0)
+    progress.world.workers_started(58.0)
     for second in (59.0, 60.0, 61.0, 62.0, 63.0):
         receive(progress, second, worker(0, 0), worker(1, 0))
         assert progress.hangs.check(second) is None
@@ -149,7 +165,7 @@ def test_with_auto_the_first_steps_may_take_ten_minutes():
 
 def test_attempt_without_steps_is_checked_from_its_first_heartbeat():
     """It is suspected after 600 s, and again after each snooze."""
-    progress = tracker(None, auto=True)
+    progress = tracker("auto")
     found = []
     for second in range(100, 2000, 2):
         receive(progress, float(second), worker(0, 0), worker(1, 0))
@@ -236,7 +252,7 @@ def test_worker_without_steps_is_suspected_with_the_others():
 
 def test_no_limit_means_no_hang():
     """Without a limit there is no hang, and no time for the next check."""
-    progress = tracker(None)
+    progress = tracker("off")
     receive(progress, 1.0, worker(0, 9), worker(1, 9))
     receive(progress, 1e6, worker(0, 9, 1e6), worker(1, 9, 1e6))
     assert progress.hangs.check(1e6) is None
@@ -339,7 +355,7 @@ def test_auto_limit_is_twice_the_longest_pause():
 
 def test_auto_limit_is_at_least_five_minutes():
     """Scripts may have short steps and long evaluations."""
-    progress = tracker(None, auto=True)
+    progress = tracker("auto")
     receive(progress, 1.0, worker(0, 9))
     receive(progress, 2.0, worker(0, 19))
     receive(progress, 301.0, worker(0, 19, 299.0))
@@ -364,7 +380,7 @@ def test_next_attempt_starts_without_history():
     progress = tracker()
     receive(progress, 1.0, worker(0, 9, busy=True))
     receive(progress, 10.0, worker(1, 9, 9.0))
-    progress.begin(2, range(2))
+    progress.begin(2, 2)
     receive(progress, 11.0, worker(1, 9, 10.0))
     assert progress.hangs.check(11.0) is None
     assert progress.reporter.report(100.0) is None
@@ -548,7 +564,7 @@ def test_first_step_reported_by_the_worker_counts():
     progress = tracker()
     receive(progress, 1.0, worker(0, 5, step=44, first_step=41), worker(1, 5, step=45, first_step=41))
     assert progress.reporter.report(1.0).low == 41
-    progress.begin(1, range(2))
+    progress.begin(1, 2)
     receive(progress, 1.0, worker(0, 5, step=44), worker(1, 5, step=45))
     assert progress.reporter.report(1.0).low == 41
 
@@ -718,7 +734,7 @@ def test_first_report_waits_for_the_numbers_of_the_script():
     progress = tracker(ranks=1)
     receive(progress, 1.0, worker(0, 7, step=7, asked=7, first_step=1))
     before = progress.reporter.report(1.0)
-    progress.begin(2, range(1))
+    progress.begin(2, 1, awaits_counts=True)
     receive(progress, 3.0, worker(0, 1, step=7, first_step=7), attempt=2)
     assert progress.reporter.report(3.0) is None
     receive(progress, 4.0, worker(0, 1, 1.0, step=8, asked=8, first_step=8), attempt=2)

@@ -24,7 +24,7 @@ class StackProbe:
 
     def sample(self, now: float) -> None:
         """Ask all nodes for a sample."""
-        self._began = now
+        self.began_at = now
         self._missing = {part.node for part in self._parts}
         self.stacks: list[Stack] = []
         for part in self._parts:
@@ -44,4 +44,4 @@ class StackProbe:
     @property
     def next_check(self) -> float:
         """When the sample is complete: now, if all nodes have answered, or when they have had the time to."""
-        return self._began + ANSWER_SECONDS if self._missing else 0.0
+        return self.began_at + ANSWER_SECONDS if self._missing else 0.0
