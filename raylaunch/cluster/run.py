@@ -30,7 +30,7 @@ from raylaunch.cluster import planning
 from raylaunch.cluster.agent.link import LinkServer
 from raylaunch.cluster.capability import AgentPart, AgentPort, Capability
 from raylaunch.cluster.control import cluster_registry, run_control
-from raylaunch.cluster.control.run_control import RunControl
+from raylaunch.cluster.control.run_control import ClusterRoom, RunControl
 from raylaunch.cluster.driver import last_checkpoint, results, signals
 from raylaunch.cluster.driver.driver import Driver
 from raylaunch.cluster.driver.observer import GuardedObserver, RunObserver
@@ -146,7 +146,7 @@ def run_job(
         else:
             run = _prepare(job, job_text, seen, session, submitter_env, payload, keyboard, succession, capabilities)
         handler.go_to(run.driver.signalled)
-        control = RunControl(run.driver, run.folder, job.log_layout, run.fleet, partial(_hosts, session, run.job))
+        control = _control(run, session)
         on_control(control)
         with (
             run_control.served(control, session, run.warn),
@@ -165,12 +165,31 @@ def run_job(
         return RunOutcome(result=result, values=values)
 
 
+def _control(run: _PreparedRun, session: Session) -> RunControl:
+    room = ClusterRoom(hosts=partial(_hosts, session, run.job), why_none=partial(_why_no_room, session, run.job))
+    return RunControl(run.driver, run.folder, run.job.log_layout, run.fleet, room)
+
+
 def _hosts(session: Session, job: Job) -> frozenset[HostId] | None:
     """Return the hosts of the cluster; None: that is not known, or it may get others."""
     try:
         return None if session.may_grow() else frozenset(node.node_id for node in session.nodes(job))
     except Exception:  # noqa: BLE001
         return None  # the head does not answer
+
+
+def _why_no_room(session: Session, job: Job, nodes: int) -> str:
+    """Return why the cluster could never hold this number of nodes; "": it could, or an autoscaler may add some.
+
+    Raises an exception of Ray's if the head does not answer.
+    """
+    try:
+        plan = planning.plan_in(session, replace(job, nnodes=nodes))
+    except ClusterError as error:
+        return error.message
+    if plan.possible or session.may_grow():
+        return ""
+    return "; ".join(plan.obstacles) or f"the cluster has no room for {plan.asked}, not even if all of it was free"
 
 
 def _entry(run: _PreparedRun, session: Session, secrets: Redactor, control: RunControl) -> RegisteredRun:

@@ -143,12 +143,12 @@ class Section(ContextDecorator):
     def __enter__(self) -> None:
         writer = slot_owner.current_writer()
         if writer is not None:
-            writer.enter_section()
+            writer.change_open_sections(1)
 
     def __exit__(self, *_: object) -> None:
         writer = slot_owner.current_writer()
         if writer is not None:
-            writer.exit_section()
+            writer.change_open_sections(-1)
 
 
 def section(name: str) -> Section:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import sys
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,11 +38,15 @@ class GroupRestart:
     """A restart of a group: what `on_restart` and `RankRestartedError` tell."""
 
     ranks: tuple[int, ...]
-    """The ranks that failed; empty if nodes came or went, or a person requested the restart."""
+    """The ranks that failed; empty if nodes came or went, or a person requested the restart or other nodes."""
     why: str
     """What happened, for a person."""
     attempt: int
     """The number of the attempt that runs now."""
+    world_size: int
+    """The number of ranks now."""
+    world_size_before: int
+    """The number of ranks before."""
     completed: int | None
     """The steps that were done in the commit which `State` has restored; None: the objects have no `state`."""
 
@@ -103,6 +108,12 @@ class GroupCall(Future[Any]):
         return asyncio.shield(asyncio.wrap_future(self)).__await__()
 
 
+def fail(future: Future[Any], error: BaseException) -> None:
+    """Let a future raise this, unless it was cancelled, or has failed."""
+    with contextlib.suppress(InvalidStateError):
+        future.set_exception(error)
+
+
 @dataclass(slots=True, kw_only=True)
 class PendingCall:
     """A call as the group's thread knows it."""
@@ -127,6 +138,17 @@ class PendingCall:
             raise ValueError(msg)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingResize:
+    """A resize that waits for its turn among the calls, or goes on."""
+
+    done: Future[None]
+    min_nodes: int
+    max_nodes: int
+    seconds: float
+    """How long the cluster may take to provide the nodes."""
+
+
 class PackedArguments:
     """The arguments of a call as they are sent. Arrays are not copied: change none of them before the call is over."""
 
@@ -145,6 +167,11 @@ class PackedArguments:
         else:
             return None
         return len(self._beside) - 1
+
+    @property
+    def is_scattered(self) -> bool:
+        """Whether they have a part for each rank."""
+        return any(isinstance(value, Scattered) for value in self._beside)
 
     def check(self, world_size: int) -> None:
         """Raise ValueError unless there is a part for each rank."""

@@ -9,24 +9,35 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from raylaunch.cluster.control.control_messages import GetState, RefusedError, RestartRun, RunState, StopRun
+from raylaunch.cluster.control.control_messages import (
+    GetState,
+    RefusedError,
+    ResizeRun,
+    RestartRun,
+    RunState,
+    StopRun,
+)
 from raylaunch.cluster.control.run_control import RunControl
+from raylaunch.core.text import count
 from raylaunch.errors import ClusterError, RunStoppedError
 from raylaunch.worker_group.calls import (
     CallFailedError,
     GroupRestart,
     PackedArguments,
     PendingCall,
+    PendingResize,
     RankRestartedError,
+    fail,
 )
 from raylaunch.worker_group.lines import GroupWorld, Heard, LineClosed, RankLine
 from raylaunch.worker_group.rank import packing
@@ -46,6 +57,8 @@ class RunBegun:
     """The run can be asked from now on."""
 
     control: RunControl
+    bounds: tuple[int, int]
+    """MIN and MAX of its number of nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,10 +90,10 @@ class CallbackEnded:
 
 
 class CallQueue:
-    """The calls that wait. Those that `on_restart` makes come before all others."""
+    """The calls that wait, and resizes. Those that `on_restart` makes come before all others."""
 
     def __init__(self) -> None:
-        self._calls: deque[PendingCall] = deque()
+        self._calls: deque[PendingCall | PendingResize] = deque()
         self._urgent: deque[PendingCall] = deque()
         #: In which `on_restart` runs; None: it does not.
         self.callback: threading.Thread | None = None
@@ -89,16 +102,21 @@ class CallQueue:
         """Add a call that a thread has made."""
         (self._urgent if thread is self.callback else self._calls).append(call)
 
+    def add_resize(self, resize: PendingResize) -> None:
+        """Add a resize, which comes after all calls before it."""
+        self._calls.append(resize)
+
     def put_back(self, call: PendingCall) -> None:
         """Make a call again before all others of its kind."""
         self._calls.appendleft(call)
 
-    def next(self) -> PendingCall | None:
-        """Remove and return the next call to carry out; None: none can be now."""
-        calls = self._urgent if self.callback is not None else self._calls
-        return calls.popleft() if calls else None
+    def next(self, *, is_resizing: bool) -> PendingCall | PendingResize | None:
+        """Remove and return what is next to carry out; None: nothing can be now."""
+        if self.callback is not None:
+            return self._urgent.popleft() if self._urgent else None
+        return self._calls.popleft() if self._calls and not is_resizing else None
 
-    def drain(self) -> list[PendingCall]:
+    def drain(self) -> list[PendingCall | PendingResize]:
         """Remove and return all calls."""
         calls = [*self._urgent, *self._calls]
         self._urgent.clear()
@@ -123,6 +141,7 @@ class CallDispatcher:
         self._creation = creation
         self._calls = _Carrying()
         self._restarts = _Restarting(on_restart, self.inbox)
+        self._resizing = _Resizing()
         self._run = _DrivenRun()
         threading.Thread(target=self._work, daemon=True, name="raylaunch-group").start()
 
@@ -130,12 +149,21 @@ class CallDispatcher:
         """Carry out a call after all before it. Any thread may call this."""
         self.inbox.put((call, threading.current_thread()))
 
+    def refuse_in_callback(self, what: str) -> None:
+        """Raise RuntimeError in the thread of `on_restart`: what waits for the next restart would wait for itself."""
+        if self._calls.waiting.callback is threading.current_thread():
+            msg = f"`on_restart` cannot {what} the group: that would wait for the end of `on_restart`"
+            raise RuntimeError(msg)
+
     def _work(self) -> None:
         while not self.ended.is_set():
+            due = min(self._calls.give_up_at, self._resizing.give_up_at)
             try:
-                event = self.inbox.get(timeout=self._calls.seconds_left())
+                event = self.inbox.get(timeout=max(0.0, due - time.monotonic()) if due < math.inf else None)
             except queue.Empty:
-                self._calls.give_up_waiting()
+                now = time.monotonic()
+                self._calls.give_up_waiting(now)
+                self._resizing.give_up_waiting(now, self.world, self._run)
             else:
                 self._handle(event)
             self._advance()
@@ -148,16 +176,18 @@ class CallDispatcher:
             case Heard(line=line, message=message, parts=parts):
                 self._hear(line, message, parts)
             case LineClosed(line=line):
-                if (rank := self.world.rank_of(line)) is not None:
-                    self.world.remove(rank)
+                self.world.remove(line)
             case CallbackEnded(error=error):
                 self._restarts.callback_ended(error, self._calls)
-            case RunBegun(control=control):
-                self._run.begin(control)
+            case RunBegun(control=control, bounds=bounds):
+                self._run.begin(control, bounds)
+            case PendingResize():
+                self._ask_resize(event)
             case RestartGroup(done=done):
                 self._restarts.ask(done, self._run)
             case CloseGroup(now=now):
-                self._close(now=now or not self.world.is_whole or self._calls.is_busy)
+                is_busy = self._calls.is_busy or self._resizing.goes_on
+                self._close(now=now or not self.world.is_whole or is_busy)
             case RunEnded(error=error):
                 self._end(error or RunStoppedError("the group is closed"))
             case _:
@@ -171,7 +201,7 @@ class CallDispatcher:
             case RankReady(completed=completed) if rank is not None:
                 self.world.make_ready(rank, completed)
                 if self.world.is_whole:
-                    self._restarts.whole(self.world, self._calls, self._run)
+                    self._restarts.whole(self.world, self._calls, self._run, self._resizing.finished(self.world))
                     self.started.set()
             case Answer() if rank is not None:
                 self._calls.answered(rank, message, parts, self.world.size)
@@ -195,9 +225,28 @@ class CallDispatcher:
             lengths, own = self._creation.of(hello.place.rank)
             line.send(Create(lengths=lengths), own)
 
+    def _ask_resize(self, resize: PendingResize) -> None:
+        """Let a resize wait for its turn, unless it is known to be impossible."""
+        try:
+            why = self._run.why_no_room(resize.min_nodes)
+            if self._creation.is_scattered:
+                why = "the class got a part for each rank by `scatter`"
+        except Exception as error:  # noqa: BLE001
+            why = str(error)
+        if why or self._run.is_closing:
+            resize.done.set_exception(self.error or ClusterError(f"the group is not resized: {why or 'it is closed'}"))
+        else:
+            self._calls.waiting.add_resize(resize)
+
     def _advance(self) -> None:
         """Carry out the next call, if all ranks can be called and none is."""
-        while self.world.is_whole and not self._calls.is_carried_out and (call := self._calls.waiting.next()):
+        while self.world.is_whole and not self._calls.is_carried_out:
+            call = self._calls.waiting.next(is_resizing=self._resizing.goes_on)
+            if call is None:
+                return
+            if isinstance(call, PendingResize):
+                self._resizing.begin(call, self.world, self._run)
+                continue
             if not call.is_begun and not call.future.set_running_or_notify_cancel():
                 continue
             call.is_begun = True
@@ -207,7 +256,9 @@ class CallDispatcher:
                 self._calls.carry_out(call, self.world)
 
     def _close(self, *, now: bool) -> None:
-        self._calls.fail_all(self.error or RunStoppedError("the group is closed"))
+        error = self.error or RunStoppedError("the group is closed")
+        self._calls.fail_all(error)
+        self._resizing.fail(error)
         self._run.is_closing = True
         if now:
             self._run.stop()
@@ -218,16 +269,17 @@ class CallDispatcher:
     def _end(self, error: BaseException) -> None:
         self.error = self.error or error
         self._calls.fail_all(self.error)
+        self._resizing.fail(self.error)
         self._restarts.fail(self.error)
-        while True:  # calls that were made meanwhile
-            try:
-                event = self.inbox.get_nowait()
-            except queue.Empty:
-                break
-            if isinstance(event, tuple):
-                _fail(event[0], self.error)
         self.ended.set()
         self.started.set()
+        with contextlib.suppress(queue.Empty):
+            while True:  # what was asked before `ended` was set
+                event = self.inbox.get_nowait()
+                if isinstance(event, tuple):
+                    fail(event[0].future, self.error)
+                elif isinstance(event, PendingResize | RestartGroup):
+                    fail(event.done, self.error)
 
 
 class _DrivenRun:
@@ -236,9 +288,11 @@ class _DrivenRun:
     def __init__(self) -> None:
         self.control: RunControl | None = None
         self.is_closing = False
+        #: MIN and MAX of the number of nodes.
+        self.bounds = 0, 0
 
-    def begin(self, control: RunControl) -> None:
-        self.control = control
+    def begin(self, control: RunControl, bounds: tuple[int, int]) -> None:
+        self.control, self.bounds = control, bounds
         if self.is_closing:
             self.stop()
 
@@ -252,6 +306,17 @@ class _DrivenRun:
         if self.control is None:
             raise RefusedError("the group has not begun")
         self.control.change(RestartRun(by=_NAME)).result(_ANSWER_SECONDS)
+
+    def why_no_room(self, nodes: int) -> str:
+        """Return why the cluster could never hold this number of nodes; "": it could, as far as is known."""
+        return self.control.room.why_none(nodes) if self.control is not None else ""
+
+    def resize(self, low: int, high: int) -> None:
+        """Have another number of nodes from now on. Raises RefusedError."""
+        if self.control is None:
+            raise RefusedError("the group has not begun")
+        self.control.change(ResizeRun(by=_NAME, min_nodes=low, max_nodes=high)).result(_ANSWER_SECONDS)
+        self.bounds = low, high
 
     def why_restarted(self, since: int, attempt: int) -> tuple[tuple[int, ...], str]:
         """Return which ranks have failed in the attempts from `since` to before `attempt`, and why those ended."""
@@ -287,13 +352,14 @@ class _Carrying:
     def is_busy(self) -> bool:
         return self._call is not None or self.interrupted is not None or self.waiting.callback is not None
 
-    def seconds_left(self) -> float | None:
-        """Return the seconds until `give_up_waiting` is due; None: it is not."""
-        return max(0.0, self._kept[0] - time.monotonic()) if self._kept is not None else None
+    @property
+    def give_up_at(self) -> float:
+        """The time.monotonic() at which `give_up_waiting` is due."""
+        return self._kept[0] if self._kept is not None else math.inf
 
-    def give_up_waiting(self) -> None:
-        """No restart has followed an error."""
-        if self._kept is not None and self._call is not None:
+    def give_up_waiting(self, now: float) -> None:
+        """Fail a call for whose error no restart has followed in time."""
+        if self._kept is not None and self._call is not None and self._kept[0] <= now:
             self._fail(self._kept[1])
 
     def carry_out(self, call: PendingCall, world: GroupWorld) -> None:
@@ -362,16 +428,66 @@ class _Carrying:
         if error is None and call.retry:
             self.waiting.put_back(call)
         else:
-            _fail(call, error or RankRestartedError(restart))
+            fail(call.future, error or RankRestartedError(restart))
         return True
 
     def fail_all(self, error: BaseException) -> None:
         """No call is carried out any more."""
-        calls = [self._call, self.interrupted, *self.waiting.drain()]
+        calls = [call for call in (self._call, self.interrupted, *self.waiting.drain()) if call is not None]
         self._call = self.interrupted = self._kept = None
         for call in calls:
-            if call is not None:
-                _fail(call, error)
+            fail(call.done if isinstance(call, PendingResize) else call.future, error)
+
+
+class _Resizing:
+    """The resize that goes on. Meanwhile only calls that `on_restart` makes are carried out."""
+
+    def __init__(self) -> None:
+        self._wanted: PendingResize | None = None
+        #: MIN and MAX before it.
+        self._before = 0, 0
+        #: The time.monotonic() at which `give_up_waiting` is due.
+        self.give_up_at = math.inf
+
+    @property
+    def goes_on(self) -> bool:
+        return self._wanted is not None
+
+    def begin(self, wanted: PendingResize, world: GroupWorld, run: _DrivenRun) -> None:
+        """Request other nodes. If there are as many already, nothing follows."""
+        self._before = run.bounds
+        try:
+            run.resize(wanted.min_nodes, wanted.max_nodes)
+        except Exception as error:  # noqa: BLE001
+            wanted.done.set_exception(ClusterError(f"the group is not resized: {error}"))
+            return
+        self._wanted, self.give_up_at = wanted, time.monotonic() + wanted.seconds
+        for done in self.finished(world):
+            done.set_result(None)
+
+    def finished(self, world: GroupWorld) -> list[Future[None]]:
+        """Return what is to be told when the group is as large as it was to be; empty: it is not, or none goes on."""
+        wanted = self._wanted
+        if wanted is None or not wanted.min_nodes <= world.node_count <= wanted.max_nodes:
+            return []
+        self._wanted, self.give_up_at = None, math.inf
+        return [wanted.done]
+
+    def give_up_waiting(self, now: float, world: GroupWorld, run: _DrivenRun) -> None:
+        """Go on with the nodes that there are, since the cluster has not provided others in time."""
+        if self._wanted is None or now < self.give_up_at:
+            return
+        with contextlib.suppress(RefusedError):  # the run is about to end
+            run.resize(*self._before)
+        nodes, seconds = count(self._wanted.min_nodes, "node"), self._wanted.seconds
+        msg = f"the cluster did not provide {nodes} within {seconds:g} s: the group goes on with {world.node_count}"
+        self.fail(ClusterError(msg))
+
+    def fail(self, error: BaseException) -> None:
+        """It does not go on."""
+        wanted, self._wanted, self.give_up_at = self._wanted, None, math.inf
+        if wanted is not None:
+            fail(wanted.done, error)
 
 
 class _Restarting:
@@ -380,9 +496,9 @@ class _Restarting:
     def __init__(self, on_restart: OnRestart | None, inbox: queue.SimpleQueue[Any]) -> None:
         self._on_restart = on_restart
         self._inbox = inbox
-        self._attempt = 0
-        #: Told when the restart is over that the caller has requested; None: it has not.
-        self._asked: Future[None] | None = None
+        self._attempt = self._size = 0
+        #: Told when the restart or the resize is over that the caller has requested.
+        self._asked: list[Future[None]] = []
         #: The restart of which `on_restart` is told, and one that has happened meanwhile.
         self._present: GroupRestart | None = None
         self._later: GroupRestart | None = None
@@ -396,15 +512,24 @@ class _Restarting:
         except Exception as error:  # noqa: BLE001
             done.set_exception(ClusterError(f"the group is not restarted: {error}"))
         else:
-            self._asked = done
+            self._asked.append(done)
 
-    def whole(self, world: GroupWorld, calls: _Carrying, run: _DrivenRun) -> None:
-        """All ranks can be called, at first or again."""
+    def whole(self, world: GroupWorld, calls: _Carrying, run: _DrivenRun, resized: list[Future[None]]) -> None:
+        """All ranks can be called, at first or again. `resized`: what is to be told, since a resize is over."""
         before, self._attempt = self._attempt, world.attempt
+        size_before, self._size = self._size, world.size
         if not before:
             return
+        self._asked += resized
         ranks, why = run.why_restarted(before, world.attempt)
-        restart = GroupRestart(ranks=ranks, why=why, attempt=world.attempt, completed=world.completed)
+        restart = GroupRestart(
+            ranks=ranks,
+            why=why,
+            attempt=world.attempt,
+            world_size=world.size,
+            world_size_before=size_before,
+            completed=world.completed,
+        )
         calls.interrupt()
         if self._present is not None:
             self._later = restart
@@ -442,13 +567,14 @@ class _Restarting:
 
     def _settle(self, restart: GroupRestart, error: BaseException | None, calls: _Carrying) -> None:
         is_told = calls.go_on(restart, error)
-        asked, self._asked = self._asked, None
-        if asked is None and not is_told:
+        asked, self._asked = self._asked, []
+        if not asked and not is_told:
             self._untold = error or RankRestartedError(restart, interrupted=False)
-        elif asked is not None and error is not None:
-            asked.set_exception(error)
-        elif asked is not None:
-            asked.set_result(None)
+        for done in asked:
+            if error is not None:
+                done.set_exception(error)
+            else:
+                done.set_result(None)
 
     def untold(self, call: PendingCall) -> BaseException | None:
         """Return what a call raises in place of being carried out; None: it is carried out."""
@@ -457,13 +583,8 @@ class _Restarting:
 
     def fail(self, error: BaseException) -> None:
         """The run has ended."""
-        if self._asked is not None:
-            self._asked.set_exception(error)
-
-
-def _fail(call: PendingCall, error: BaseException) -> None:
-    with contextlib.suppress(InvalidStateError):  # it was cancelled
-        call.future.set_exception(error)
+        for done in self._asked:
+            fail(done, error)
 
 
 def _error_of(call: PendingCall, rank: int, answer: Answer, parts: list[bytearray]) -> CallFailedError:

@@ -14,10 +14,11 @@ from raylaunch.cli.api import CheckedLaunch, check_call, checked_function
 from raylaunch.cli.config.job_settings import JobSettings
 from raylaunch.cluster.local import local_machine
 from raylaunch.cluster.run import find_cluster
-from raylaunch.core.job.job import Job
+from raylaunch.core.job.job import Job, node_range
 from raylaunch.core.newtypes import HostId
-from raylaunch.errors import ConfigError, InterruptedByUserError, RunStoppedError
-from raylaunch.worker_group.calls import GroupCall, PackedArguments, PendingCall
+from raylaunch.core.text import count
+from raylaunch.errors import ClusterError, ConfigError, InterruptedByUserError, RunStoppedError
+from raylaunch.worker_group.calls import GroupCall, PackedArguments, PendingCall, PendingResize, fail
 from raylaunch.worker_group.dispatcher import (
     CallDispatcher,
     CloseGroup,
@@ -33,6 +34,7 @@ from raylaunch.worker_group.rank.serving import RankServer
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from raylaunch.cluster.control.run_control import RunControl
     from raylaunch.cluster.ray_api.placement_groups import GivenGroup
 
 _SETTINGS = frozenset(JobSettings.__optional_keys__ | JobSettings.__required_keys__)
@@ -98,6 +100,8 @@ class WorkerGroup:
             self._server.close()
             self._dispatcher.inbox.put(RunEnded(error=None))
             raise
+        self._placement_seconds = run.job.placement_timeout
+        self._bundle_count = len(given.places) if given is not None else None
         title = f"raylaunch-{run.job.title}"
         driven = (run, given, self._dispatcher, self._server)
         threading.Thread(target=_drive, args=driven, daemon=True, name=title).start()
@@ -165,8 +169,7 @@ class WorkerGroup:
             future=GroupCall(), method=method, arguments=PackedArguments(args, kwargs), rank=rank, retry=retry
         )
         self._dispatcher.submit(call)
-        if self._dispatcher.ended.is_set():
-            call.future.set_exception(self._dispatcher.error or RunStoppedError("the group is closed"))
+        self._fail_if_ended(call.future)
         return call.future
 
     def restart(self) -> None:
@@ -174,9 +177,39 @@ class WorkerGroup:
 
         A call that is carried out raises `RankRestartedError`. It spends none of `max_restarts`.
         """
-        done: Future[None] = Future()
-        self._dispatcher.inbox.put(RestartGroup(done=done))
-        done.result()
+        self._dispatcher.refuse_in_callback("restart")
+        self._wait_for(RestartGroup(done=Future()))
+
+    def resize(self, nnodes: int | str) -> None:
+        """Have N nodes, or MIN to MAX (`"2:4"`), from now on, and wait for that. `State` goes on from its last commit.
+
+        It comes after the calls that were made before it, and before those that are made after it. Each node has
+        `nproc_per_node` ranks, as before. Ranks stay as in a restart, and `on_restart` is called. If the cluster has
+        not provided MIN nodes within `placement_timeout` seconds, the group goes on with the nodes that it had.
+
+        :raises ValueError: it is no number of nodes.
+        :raises ClusterError: the cluster, or the group's part of the placement group, is too small, or did not provide
+            the nodes in time; or the run refuses it, such as one with `nprocs`, which says how many ranks there are.
+        """
+        self._dispatcher.refuse_in_callback("resize")
+        low, high = node_range(nnodes)
+        if not 1 <= low <= high:
+            msg = f"`{nnodes}` is no range of nodes: the least is 1, and MIN is at most MAX"
+            raise ValueError(msg)
+        if self._bundle_count is not None and high > self._bundle_count:
+            msg = f"the group cannot have {high} nodes: it has {count(self._bundle_count, 'bundle')}, each for a node"
+            raise ClusterError(msg)
+        seconds = self._placement_seconds
+        self._wait_for(PendingResize(done=Future(), min_nodes=low, max_nodes=high, seconds=seconds))
+
+    def _wait_for(self, request: RestartGroup | PendingResize) -> None:
+        self._dispatcher.inbox.put(request)
+        self._fail_if_ended(request.done)
+        request.done.result()
+
+    def _fail_if_ended(self, future: Future[Any]) -> None:
+        if self._dispatcher.ended.is_set():
+            fail(future, self._dispatcher.error or RunStoppedError("the group is closed"))
 
     def close(self, *, now: bool = False) -> None:
         """End the ranks, and wait until nothing of the run is left. Calls that wait are given up.
@@ -213,9 +246,13 @@ def _given(placement_group: Any, bundles: Sequence[int] | None, settings: Mappin
 
 
 def _drive(run: CheckedLaunch, given: GivenGroup | None, dispatcher: CallDispatcher, server: LineServer) -> None:
+    def begun(control: RunControl) -> None:
+        bounds = (0, 0) if run.job.nprocs is not None else (run.job.min_nodes, run.job.max_nodes)
+        dispatcher.inbox.put(RunBegun(control=control, bounds=bounds))
+
     error: BaseException | None = None
     try:
-        run.value(run.run(lambda control: dispatcher.inbox.put(RunBegun(control=control)), given))
+        run.value(run.run(begun, given))
     except InterruptedByUserError as stopped:  # it would end an event loop, and nobody pressed Ctrl-C
         error = RunStoppedError(stopped.message, exit_code=stopped.exit_code)
     except BaseException as failed:  # noqa: BLE001

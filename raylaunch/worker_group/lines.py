@@ -116,10 +116,11 @@ class GroupWorld:
         """Record that a rank can be called."""
         self._ready[rank] = completed
 
-    def remove(self, rank: int) -> None:
-        """Record that a rank is gone."""
-        self.lines.pop(rank).close()
-        self._ready.pop(rank, None)
+    def remove(self, line: RankLine) -> None:
+        """Record that the rank of a connection is gone, if it is one of this attempt."""
+        if (rank := self.rank_of(line)) is not None:
+            self.lines.pop(rank).close()
+            self._ready.pop(rank, None)
 
     @property
     def is_whole(self) -> bool:
@@ -135,6 +136,11 @@ class GroupWorld:
     def places(self) -> tuple[GroupRank, ...]:
         """Where the ranks are, by rank."""
         return tuple(place for _, place in sorted(self._places.items()))
+
+    @property
+    def node_count(self) -> int:
+        """The number of nodes on which there are ranks."""
+        return len({place.node for place in self._places.values()})
 
     def close(self) -> None:
         """Close all connections."""

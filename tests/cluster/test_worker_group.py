@@ -253,6 +253,66 @@ def test_ranks_that_stay_keep_their_objects(launcher):
     }
 
 
+def test_another_number_of_nodes(launcher):
+    """A resize has its turn among the calls. `State` goes on, and ranks that stay keep their objects.
+
+    What is too large for the cluster is refused at once; what the cluster does not provide in time is given up.
+    """
+    found = outcome(
+        launcher,
+        ELASTIC.partition("import raylaunch.worker\n")[0]
+        + """
+import raylaunch.worker
+from ray.util.placement_group import placement_group, placement_group_table
+found, told = {}, []
+
+def restarted(restart):
+    told.append((restart.ranks, restart.world_size_before, restart.world_size, restart.completed))
+    found["in on_restart"] = error_of(lambda: group.resize(1))
+
+settings = {"nproc_per_node": 1, "placement": "pack", "show": "none", "max_restarts": 2}
+with raylaunch.WorkerGroup(Model, on_restart=restarted, **settings) as group:
+    before = group.submit("step")
+    resized = concurrent.futures.ThreadPoolExecutor().submit(group.resize, 2)
+    first, begun = before.result()[0], time.monotonic()
+    while len(group) < 2 and not resized.done():
+        time.sleep(0.01)
+    second = group.call("step")
+    resized.result()
+    found["grown"] = [step for _, step, _ in second], second[0][0] == first[0]
+    found["same weights"] = second[0][2] == second[1][2]
+    group.resize("1:1")
+    third = group.call("step")
+    found["shrunk"] = [step for _, step, _ in third], third[0][0] == first[0]
+    found["quick"] = time.monotonic() - begun < 60  # not the ten minutes that a step may take
+    found["same"] = group.resize(1), told[-1][1:3]
+    found["wrong"] = [error_of(lambda value=value: group.resize(value)) for value in (1000, 0, "2:1", "many")]
+    free = placement_group([{"CPU": ray.available_resources()["CPU"]}])
+    ray.get(free.ready())
+    group._placement_seconds = 2
+    try:
+        group.resize(2)
+    except raylaunch.ClusterError as error:
+        found["none free"] = error.message
+    found["goes on"] = [step for _, step, _ in group.call("step")]
+    found["told"] = told
+print(json.dumps(found))
+""",
+    )
+    assert found == {
+        "in on_restart": "RuntimeError",
+        "grown": [[2, 2], True],
+        "same weights": True,
+        "shrunk": [[3], True],
+        "quick": True,
+        "same": [None, [2, 1]],
+        "wrong": ["ClusterError", "ValueError", "ValueError", "ValueError"],
+        "none free": "the cluster did not provide 2 nodes within 2 s: the group goes on with 1",
+        "goes on": [4],
+        "told": [[[], 1, 2, 1], [[], 2, 1, 2]],
+    }
+
+
 def test_groups_share_a_placement_group(launcher):
     """With each other, and with actors of the caller. It stays, and nothing else is reserved, also over a restart."""
     found = outcome(

@@ -82,7 +82,9 @@ def test_frames_are_whole() -> None:
 
 
 def test_errors_reach_other_processes_whole() -> None:
-    restart = GroupRestart(ranks=(1, 2), why="rank 1 was killed", attempt=2, completed=7)
+    restart = GroupRestart(
+        ranks=(1, 2), why="rank 1 was killed", attempt=2, world_size=3, world_size_before=3, completed=7
+    )
     error = pickle.loads(pickle.dumps(RankRestartedError(restart, interrupted=False)))
     assert (error.restart, error.interrupted) == (restart, False)
     assert str(error) == (

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from raylaunch.cluster.control.control_messages import (
@@ -69,6 +69,16 @@ _MOST_SECONDS = 7 * 86_400.0
 Value = TypeVar("Value")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterRoom:
+    """What is asked of the cluster, in any thread."""
+
+    hosts: Callable[[], frozenset[HostId] | None] = lambda: None
+    """Returns all on which there may be nodes; None: there may be more later."""
+    why_none: Callable[[int], str] = lambda _: ""
+    """Returns why there could never be room for this number of nodes; "": there could be, as far as is known."""
+
+
 class RunControl:
     """Answers requests, in the threads of those who ask. What only the driver's loop may do is called there."""
 
@@ -78,14 +88,13 @@ class RunControl:
         folder: RunFolder,
         log_layout: str,
         fleet: Fleet,
-        hosts: Callable[[], frozenset[HostId] | None] = lambda: None,
+        room: ClusterRoom | None = None,
     ) -> None:
-        """`hosts`: returns all on which there may be nodes; None: there may be more later. Any thread may call it."""
         self._driver = driver
         self._folder = folder
         self._log_layout = log_layout
         self._fleet = fleet
-        self._hosts = hosts
+        self.room = room or ClusterRoom()
         self._logs = LogRelay(fleet, folder.status)
         #: Set when the workers have ended; and when nothing of the run is left.
         self._over, self._ended = threading.Event(), threading.Event()
@@ -183,7 +192,7 @@ class RunControl:
 
         None: only tell where the run is, and whether its workers can save; and report how far they are.
         """
-        hosts = self._hosts() if isinstance(request, DrainNode) else None
+        hosts = self.room.hosts() if isinstance(request, DrainNode) else None
         return self._in_loop(lambda now: self._changed(request, now, hosts))
 
     def _in_loop(self, work: Callable[[RunTime], Generator[Event, None, Value]]) -> Future[Value]:

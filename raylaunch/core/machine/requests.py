@@ -92,8 +92,8 @@ def _why_no_resize(run: Run, event: ResizeRequested) -> str:
         return f"{low}:{high} is no range of nodes: the least is 1, and MIN is at most MAX"
     if run.job.nprocs is not None:
         return "the job asks for a number of workers (`nprocs`), not of nodes"
-    if high > 1 and run.started_as.max_nodes == 1:
-        return "it was started for one node, where its workers meet at an address of that node alone"
+    if high > 1 and run.started_as.max_nodes == 1 and run.started_as.master_addr:
+        return "it was started for one node, where its workers meet at `master_addr`, which may mean that node alone"
     if run.members.enough and low <= len(run.members):
         wanted = replace(run.job, nnodes=f"{low}:{high}")
         if not run.members.enough_within(wanted):

@@ -153,6 +153,12 @@ class StateFiles:
             found = (file.kept() for (_, index), file in self if index < FIRST_COPY)
             return tuple(one for one in found if one is not None)
 
+    def made(self) -> tuple[HeldCommit, ...]:
+        """Return the parts in buffers of the node's own ranks that are not light."""
+        with self._lock:
+            found = (file.held() for (_, index), file in self if index < FIRST_COPY)
+            return tuple(one for one in found if one is not None and not one.light)
+
     def find(self, rank: int, commit: Commit | None, world_size: int) -> MemoryFile | None:
         """Return a file with the part that this rank of a world of this size has written; None: there is none.
 

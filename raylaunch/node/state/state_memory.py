@@ -177,12 +177,14 @@ class StateMemory:
     def to_copy(self, attempt: int) -> tuple[HeldCommit, ...]:
         """Return the parts of the newest commit of the attempt that is to be copied, if all ranks of the node have it.
 
-        Any thread may call this. A commit that is copied is returned again.
+        Before workers are stopped, that is any commit that is not light: those who wait for work make no other. Any
+        thread may call this. A commit that is copied is returned again.
         """
         assignment = self._assignment
         if assignment is None or assignment.attempt != attempt:
             return ()
-        own = [one for one in self.files.kept() if one.rank in assignment.ranks and one.commit.attempt == attempt]
+        found = self.files.made() if self.is_hurried else self.files.kept()
+        own = [one for one in found if one.rank in assignment.ranks and one.commit.attempt == attempt]
         newest = max((one.commit for one in own), default=None)
         parts = tuple(one for one in own if one.commit == newest)
         return parts if len(parts) == assignment.nproc else ()

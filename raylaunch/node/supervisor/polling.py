@@ -175,11 +175,22 @@ class CheckpointPoll:
         step = None
         if self._is_proposed and state is not None and state.attempt == attempt and self._may_all_ask(state):
             slots = _slots(state.live())
-            if not all(self._page.numbers[slot + fields.WAITING_FOR_STOP] for slot in slots):
+            saved = min(self._page.numbers[slot + fields.SAVED_STEP] for slot in slots)
+            is_ready = all(self._page.numbers[slot + fields.WAITING_FOR_STOP] for slot in slots)
+            if not is_ready or self._awaits_copy_of(saved):
                 return None
-            step = min(self._page.numbers[slot + fields.SAVED_STEP] for slot in slots) - 1
+            step = saved - 1 if saved else None
         self.attempt = None
         return Saved(attempt, step)
+
+    def _awaits_copy_of(self, saved: int) -> bool:
+        """Return whether workers that had saved before, and wait for work, have yet to be copied to another node.
+
+        `saved`: how many steps all of them have saved. Those that save as they are asked to wait for that themselves.
+        """
+        numbers = self._page.numbers
+        is_earlier = saved < numbers[fields.PROPOSED_STEP]
+        return is_earlier and bool(numbers[fields.AWAITS_COPY]) and numbers[fields.COPIED_STEPS] < saved
 
     def _may_all_ask(self, state: AttemptState) -> bool:
         """Return whether there are workers, and each of them has called `should_checkpoint`, or may be about to."""

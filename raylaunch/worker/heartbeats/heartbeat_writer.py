@@ -165,18 +165,23 @@ class HeartbeatWriter:
         A signal without a handler ends the process. An exception of the script's handler is raised here. After a
         handler that returns, this returns too, because the script then wants to end by itself.
         """
-        with _handler_calls_counted() as handler_called:
-            self._write(shared_page.WAITING_FOR_STOP, 1)
-            try:
-                while self.is_save_committed(completed) and not handler_called():
-                    self.record_alive()
-                    sleep(_STOP_POLL_SECONDS)
-            finally:
-                self._write(shared_page.WAITING_FOR_STOP, 0)
+        with _handler_calls_counted() as handler_called, self.ready_to_stop():
+            while self.is_save_committed(completed) and not handler_called():
+                self.record_alive()
+                sleep(_STOP_POLL_SECONDS)
+
+    @contextmanager
+    def ready_to_stop(self) -> Iterator[None]:
+        """Record that this process is between two steps, with nothing to save: no planned change waits for it."""
+        self._write(shared_page.WAITING_FOR_STOP, 1)
+        try:
+            yield
+        finally:
+            self._write(shared_page.WAITING_FOR_STOP, 0)
 
     @property
-    def is_waiting_for_stop(self) -> bool:
-        """Whether this process has saved as it was asked to, and waits for its end (`wait_for_stop`)."""
+    def is_ready_to_stop(self) -> bool:
+        """Whether this process is between two steps, with nothing to save (`ready_to_stop`)."""
         numbers = self._numbers
         return numbers is not None and bool(numbers[self._slot + shared_page.WAITING_FOR_STOP])
 
@@ -248,15 +253,8 @@ class HeartbeatWriter:
         self._write(shared_page.STEP_NS, int(step_seconds * 1e9))
         self._write(shared_page.COMMIT_EVERY, interval)
 
-    def enter_section(self) -> None:
-        """Record that a section was entered. Sections may nest."""
-        self._change_open_sections(1)
-
-    def exit_section(self) -> None:
-        """Record that a section was left."""
-        self._change_open_sections(-1)
-
-    def _change_open_sections(self, by: int) -> None:
+    def change_open_sections(self, by: int) -> None:
+        """Record that a section was entered (1) or left (-1). Sections may nest."""
         with self._lock:
             self._open_sections += by
         self._write_busy()

@@ -64,7 +64,7 @@ POLLED_STEP: Final = 3
 SAVED_STEP: Final = 4
 """Slot: the last step that `checkpointed` was called with, plus one."""
 WAITING_FOR_STOP: Final = 5
-"""Slot: 1 while the worker has saved as it was asked to, and waits for SIGTERM."""
+"""Slot: 1 while the worker has nothing to save: it has saved as it was asked to, or waits for a call of its group."""
 BUSY: Final = 6
 """Slot: how many reasons there are to expect no progress: open sections, a checkpoint, a captured CUDA graph."""
 OWNER_PID: Final = 7

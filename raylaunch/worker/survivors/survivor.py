@@ -108,7 +108,7 @@ class Survivor:
         stays in its function for long.
         """
         began = monotonic()
-        is_between_steps = self._writer.is_waiting_for_stop
+        is_between_steps = self._writer.is_ready_to_stop
         if is_between_steps:
             signal.pthread_kill(threading.main_thread().ident or 0, UNWIND_SIGNAL)
         patience = _UNWIND_BETWEEN_STEPS if is_between_steps else 0.0

@@ -8,11 +8,12 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import raylaunch.worker
 from raylaunch.core.failures.failure import is_of_lost_peer
+from raylaunch.worker.heartbeats import slot_owner
 from raylaunch.worker_group.rank import frames, packing
 from raylaunch.worker_group.rank.messages import Answer, Call, Create, End, GroupRank, RankHello, RankReady
 
@@ -64,7 +65,7 @@ class RankServer:
         return state.restore() if is_there and state is not None else None
 
     def _answer_next(self, line: socket.socket) -> bool:
-        with raylaunch.worker.section("waiting for a call"):
+        with _waiting_for_call():
             message, parts = frames.receive(line)
         if isinstance(message, End):
             return False
@@ -112,6 +113,14 @@ def _unpickled(host: str, port: int, secret: str, kind: type) -> RankServer:
 def is_elastic(kind: type) -> bool:
     """Return whether a class says that its objects stay when other ranks die."""
     return bool(getattr(kind, "elastic", False))
+
+
+@contextlib.contextmanager
+def _waiting_for_call() -> Iterator[None]:
+    """Between two calls there is nothing to save, and no progress."""
+    writer = slot_owner.current_writer()
+    with raylaunch.worker.section("waiting for a call"), writer.ready_to_stop() if writer else contextlib.nullcontext():
+        yield
 
 
 def _explains(error: BaseException) -> bool:

@@ -284,6 +284,20 @@ def test_light_commits_are_not_copied_to_other_hosts(sides):
     assert not second.has(light(0, 6))
 
 
+def test_workers_that_are_about_to_be_stopped_make_no_other_commit(sides):
+    """What they have committed is copied, though it was not to be; but nothing light."""
+    first, second = sides
+    serving(first, second)
+    first.commit(5, kept=False)
+    for rank in first.ranks:
+        first.seal(light(rank, 6), LIGHT_BUFFERS[0], kept=False)
+    first.copy_to(second)
+    assert first.memory.to_copy(1) == ()
+    first.page.numbers[fields.COMMITTED_STEP] = 9
+    until(lambda: first.copied() == 5, "the copy to be made")
+    assert second.has(part(0, 5))
+
+
 def test_copies_count_for_the_limit_and_the_lack_of_memory_is_said(sides):
     first, _ = sides
     small = Side(1, most=5 * SIZE // 2)

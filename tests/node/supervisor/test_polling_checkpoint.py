@@ -11,8 +11,10 @@ from raylaunch.core.machine.events_and_actions import WorkersCheckpointed, Worke
 from raylaunch.core.placement.environment import Member, assign
 from raylaunch.node.protocol.messages import CommitCheckpoint, ProposeCheckpoint, StepProposed, StopWorkers
 from raylaunch.node.supervisor.attempt_state import AttemptState
-from raylaunch.node.supervisor.polling import CheckpointPoll
+from raylaunch.node.supervisor.polling import CheckpointPoll, Saved
 from raylaunch.worker.heartbeats.shared_page import (
+    AWAITS_COPY,
+    COPIED_STEPS,
     POLLED_STEP,
     PROGRESS,
     SAVED_STEP,
@@ -229,6 +231,32 @@ def test_a_worker_that_is_expected_to_ask_is_waited_for() -> None:
     assert answer is not None
     assert answer.step is None
     assert poll.propose(order, state) is None
+
+
+def test_workers_that_wait_for_work_are_not_waited_for() -> None:
+    """They have nothing to save, and need not come to the step; what they saved before is copied where a node goes."""
+    page, fd = SharedPage.create()
+    os.close(fd)
+    poll = CheckpointPoll(page)
+    (part,) = assign(2, [Member(node="node-0", address="127.0.0.1", nproc=2)])
+    state = AttemptState(assignment=part, pids=(1, 2))
+    order = ProposeCheckpoint(attempt=2, step=20, expected=True)
+    for slot in (slot_offset(0), slot_offset(1)):
+        page.numbers[slot + POLLED_STEP] = page.numbers[slot + SAVED_STEP] = 8
+        assert poll.propose(order, state) == 7
+        assert poll.poll(state) is None
+        page.numbers[slot + WAITING_FOR_STOP] = 1
+    assert poll.poll(state) == Saved(2, 7)
+
+    page.numbers[AWAITS_COPY] = 1
+    assert poll.propose(order, state) == 7
+    assert poll.poll(state) is None
+    page.numbers[COPIED_STEPS] = 8
+    assert poll.poll(state) == Saved(2, 7)
+
+    page.numbers[slot_offset(0) + SAVED_STEP] = 0
+    assert poll.propose(order, state) == 7
+    assert poll.poll(state) == Saved(2, None)
 
 
 @pytest.mark.parametrize("which", [-1, 1])
