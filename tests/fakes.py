@@ -35,7 +35,6 @@ from raylaunch.node.protocol.messages import (
 )
 from raylaunch.node.protocol.node_status import AgentReady, NodeStatus
 from raylaunch.node.protocol.section import CapabilitySection
-from raylaunch.node.state.checkpoint_writes import LastWrite
 
 READY = messages.Ready(start_method="forkserver", why=(), torch=True, pid=1)
 TIMINGS = RestartTimings(ordered=NodeTime(0.0), ended=NodeTime(0.0), forked=NodeTime(0.0))
@@ -262,7 +261,7 @@ class FakeFleet:
     def read_result(self, node: str, rank: int, offset: int) -> Future[bytes]:
         raise NotImplementedError
 
-    def write_last(self, node: str) -> Future[LastWrite]:
+    def ask(self, capability: str, node: str) -> Future[bytes]:
         raise LookupError(node)
 
     def make_idle(self) -> None:

@@ -90,7 +90,7 @@ CAPABILITIES = {
             "node.state",
             "capabilities.state",
         ),
-        *("core.machine.commits", "cluster.driver.last_checkpoint"),
+        "core.machine.commits",
     ),
     "survivors": ("worker.survivors", "node.supervisor.survivor_table"),
     "hangs": (
@@ -115,11 +115,10 @@ KERNEL = (
 """The packages that start, supervise, restart and resize."""
 KNOWN_CAPABILITIES = {
     "cluster.agent.agent": {"state", "takeover"},
-    "cluster.agent.ray_actor": {"state", "takeover"},
+    "cluster.agent.ray_actor": {"takeover"},
     "cluster.driver.driver": {"takeover"},
     "cluster.driver.run_folder": {"report", "takeover"},
-    "cluster.fleet.local_fleet": {"state"},
-    "cluster.fleet.ray_fleet": {"state", "takeover", "warm"},
+    "cluster.fleet.ray_fleet": {"takeover", "warm"},
     "core.machine.events_and_actions": {"state", "takeover"},
     "core.machine.machine": {"peers", "takeover"},
     "node.forkserver.subreaper": {"state"},

@@ -9,6 +9,7 @@ goals and statuses, the newest counts: a section says what should be, or what is
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
@@ -37,6 +38,8 @@ class DriverPort:
     """Send an order of the kernel's to a node."""
     show: Callable[[NodeId, bytes], None]
     """Show a node the capability's section of its goal, in place of the last one. It is sent at once."""
+    ask: Callable[[NodeId], Future[bytes]]
+    """Return the answer of the capability's part on a node. Raises LookupError for a node without agent."""
     call: Callable[[Callable[[], None]], None]
     """Have the driver's loop call this. Any thread may call it."""
     say: Callable[[str], None]
@@ -104,6 +107,13 @@ class DriverPart(Protocol):
         """Take the stacks of a node's workers, whoever has asked for them."""
         del answer
 
+    def ended(self) -> None:
+        """Do what must be done before the agents end: the run is over. This may wait.
+
+        A signal interrupts it by InterruptedByUserError.
+        """
+        return
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentPort:
@@ -144,6 +154,10 @@ class AgentPart(Protocol):
     def workers_changed(self) -> None:
         """Do what must be done before the driver is told that workers have started, failed or ended."""
         return
+
+    def asked(self) -> bytes:
+        """Return the answer to `DriverPort.ask`."""
+        return b""
 
     def close(self) -> None:
         """Stop: the run is over here."""

@@ -13,7 +13,6 @@ from raylaunch.errors import ClusterError
 from raylaunch.node.logs.log_files import LogAnswer, LogQuery, LogRead
 from raylaunch.node.protocol.messages import Order
 from raylaunch.node.protocol.node_goal import NodeGoal
-from raylaunch.node.state.checkpoint_writes import LastWrite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,8 +117,8 @@ class Fleet(Protocol):
     def read_result(self, node: NodeId, rank: int, offset: int) -> Future[bytes]:
         """Ask a node's agent for a part of what the function of a rank returned or raised: `Supervisor.read_result`."""
 
-    def write_last(self, node: NodeId) -> Future[LastWrite]:
-        """Have a node write its last checkpoint, and return how far it is. Raises LookupError for one without agent."""
+    def ask(self, capability: str, node: NodeId) -> Future[bytes]:
+        """Return what a capability's part on a node answers. Raises LookupError for a node without agent."""
 
     def make_idle(self) -> None:
         """The run is over: leave agents to the next one, where `keep_warm` is set."""

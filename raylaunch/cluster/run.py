@@ -23,7 +23,7 @@ from raylaunch.capabilities.notices.driver import NoticeDrains
 from raylaunch.capabilities.peers.agent import PeerProbe
 from raylaunch.capabilities.peers.driver import PeerCheck
 from raylaunch.capabilities.state.agent import StateCopies
-from raylaunch.capabilities.state.driver import CopyRing
+from raylaunch.capabilities.state.driver import HeldState
 from raylaunch.capabilities.terminal.agent import WorkerTerminal
 from raylaunch.capabilities.terminal.driver import Keyboard, TerminalKeys
 from raylaunch.cluster import planning
@@ -31,7 +31,7 @@ from raylaunch.cluster.agent.link import LinkServer
 from raylaunch.cluster.capability import AgentPart, AgentPort, Capability
 from raylaunch.cluster.control import cluster_registry, run_control
 from raylaunch.cluster.control.run_control import ClusterRoom, RunControl
-from raylaunch.cluster.driver import last_checkpoint, results, signals
+from raylaunch.cluster.driver import results, signals
 from raylaunch.cluster.driver.driver import Driver
 from raylaunch.cluster.driver.observer import GuardedObserver, RunObserver
 from raylaunch.cluster.driver.run_folder import RunFolder
@@ -64,7 +64,7 @@ CAPABILITIES = (
     Capability(name="peers", driver=PeerCheck, agent=PeerProbe),
     Capability(name="hangs", driver=HangWatch),
     Capability(name="notices", driver=NoticeDrains, agent=PreemptionNotices),
-    Capability(name="state", driver=CopyRing, agent=StateCopies),
+    Capability(name="state", driver=HeldState, agent=StateCopies),
 )
 """What all runs can do besides what the kernel does."""
 
@@ -369,7 +369,7 @@ def _execute(
         try:
             try:
                 run.driver.run()
-                interrupted = _last_checkpoint(run, handler)
+                interrupted = _end_parts(run, handler)
             finally:
                 handler.run_is_over()
             control.over()
@@ -380,13 +380,13 @@ def _execute(
     return values, interrupted
 
 
-def _last_checkpoint(run: _PreparedRun, handler: Signals) -> InterruptedByUserError | None:
-    """Have the last checkpoint written. Return the error of a signal that has given it up."""
+def _end_parts(run: _PreparedRun, handler: Signals) -> InterruptedByUserError | None:
+    """Let capabilities do what needs the agents. Return the error of a signal that has interrupted them."""
     handler.interrupt_main_thread()
     try:
-        last_checkpoint.write(run.fleet, run.driver.machine.nodes, run.warn)
+        for part in run.driver.parts.values():
+            part.ended()
     except InterruptedByUserError as error:
-        run.warn(f"the last checkpoint is given up: {error.message}")
         return error
     return None
 

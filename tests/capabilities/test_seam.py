@@ -159,6 +159,13 @@ def test_a_part_hears_of_workers_and_their_heartbeats():
     ]
 
 
+def test_a_part_asks_its_part_on_a_node():
+    fleet = FakeFleet(1)
+    fleet.ask = lambda capability, node: (capability, node)
+    (part,) = driver(fleet, partial(Part, [])).parts.values()
+    assert part.port.ask("node-1") == ("part 0", "node-1")
+
+
 def test_a_part_ends_though_the_driver_does_not_end_well():
     class Failing(Part):
         def launched(self, now) -> None:

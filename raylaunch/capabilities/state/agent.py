@@ -174,6 +174,10 @@ class StateCopies(AgentPart):
         ranks = tuple(self._assignment.ranks)
         return Holder(at=at, host=self._port.host, ranks=ranks, held=self._memory.held())
 
+    def asked(self) -> bytes:
+        """Write the last checkpoint of the run, which is over. Return how far that is."""
+        return msgspec.msgpack.encode(self._memory.write_last())
+
     def close(self) -> None:
         """Close the port and end the threads: nothing is copied or fetched any more."""
         self._stop()

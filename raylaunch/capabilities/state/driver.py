@@ -1,10 +1,11 @@
-"""Says to which agent each one copies, and which killed agents may have left parts of commits."""
+"""Says to which agent each one copies, which killed agents may have left parts of commits, and when it is the end."""
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from raylaunch.capabilities.state import last_checkpoint
 from raylaunch.capabilities.state.sections import StateGoal, StateStatus, dump, load_status
 from raylaunch.cluster.capability import NEVER, DriverPart, DriverPort
 from raylaunch.core.machine.commits import CopyAddress
@@ -12,13 +13,14 @@ from raylaunch.core.machine.events_and_actions import RestartRequested
 from raylaunch.core.machine.state import Phase
 from raylaunch.core.newtypes import HostId, NodeId, RunTime
 from raylaunch.core.placement.environment import Member
+from raylaunch.errors import InterruptedByUserError
 
 _MOST_TRIES = 3
 """Attempts that ask the subreaper of a lost node: one that has fetched parts may fail before it makes a commit."""
 
 
-class CopyRing(DriverPart):
-    """Each agent copies commits and files to one on the next host of the world, in rank order."""
+class HeldState(DriverPart):
+    """What nodes hold: each agent copies commits and files to one on the next host of the world, in rank order."""
 
     def __init__(self, port: DriverPort) -> None:
         self._port = port
@@ -104,6 +106,14 @@ class CopyRing(DriverPart):
         if stuck is not None and stuck[1] == self._machine.attempt:
             by = f"{stuck[0]}, whose survivors have nothing to restore,"
             yield RestartRequested(at=now, by=by, save_seconds=0.0)
+
+    def ended(self) -> None:
+        """Have the last commit written to disk, if the job wants that."""
+        try:
+            last_checkpoint.write(self._port.ask, self._machine.nodes, self._port.say)
+        except InterruptedByUserError as error:
+            self._port.say(f"the last checkpoint is given up: {error.message}")
+            raise
 
 
 def over(nodes: Sequence[NodeId], others: Sequence[NodeId]) -> dict[NodeId, NodeId]:

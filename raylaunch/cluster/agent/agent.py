@@ -40,7 +40,6 @@ from raylaunch.node.protocol.messages import (
 from raylaunch.node.protocol.node_spec import AgentSpec
 from raylaunch.node.protocol.node_status import AgentReady, NodeStatus, StatusFeed
 from raylaunch.node.protocol.section import CapabilitySection
-from raylaunch.node.state.checkpoint_writes import LastWrite
 from raylaunch.node.supervisor.forkserver_client import ForkServerClient
 from raylaunch.node.supervisor.supervisor import Supervisor
 from raylaunch.worker.state.checkpoints.durable_folder import DurableFolder
@@ -297,9 +296,9 @@ class Agent:
         """Let the lease go: another agent has taken over what this one left."""
         self._lease.release()
 
-    async def write_last(self) -> LastWrite:
-        """Write the last checkpoint of the run, which is over. Return how far that is."""
-        return self._supervisor.state.write_last()
+    async def ask(self, capability: str) -> bytes:
+        """Return what a capability's part answers to its part in the driver."""
+        return self._parts[capability].asked()
 
     async def close(self) -> None:
         """End every process of the run on this node."""

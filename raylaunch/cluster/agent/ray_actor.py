@@ -29,7 +29,6 @@ from raylaunch.node.linux import interfaces, processes
 from raylaunch.node.logs.log_files import LogAnswer, LogQuery, LogRead
 from raylaunch.node.protocol.acceptor import SecretAddress
 from raylaunch.node.protocol.node_spec import AgentSpec
-from raylaunch.node.state.checkpoint_writes import LastWrite
 from raylaunch.node.supervisor.forkserver_client import ForkServerClient
 from raylaunch.worker.runtime import staleness
 
@@ -265,9 +264,11 @@ class AgentActor:
         self.ending = asyncio.ensure_future(_end_idle(client))
         return True
 
-    async def write_last(self) -> LastWrite:
-        """Write the last checkpoint of the run, which is over. Return how far that is."""
-        return await self._agent.write_last() if self._agent is not None else LastWrite(is_over=True)
+    async def ask(self, capability: str) -> bytes:
+        """Return what a capability's part answers to its part in the driver. Raises LookupError if there is none."""
+        if self._agent is None:
+            raise LookupError(capability)
+        return await self._agent.ask(capability)
 
     async def close(self, epoch: int | None = None) -> None:
         """End every process on this node. Raises SupersededError if the driver is not in command any more.

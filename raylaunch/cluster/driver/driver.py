@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import partial
 from typing import Any, Protocol
 
 from raylaunch.cluster import fleet_api as fleets
@@ -174,7 +175,7 @@ class Driver:
         asked = ledger is not None and ledger.calls_should_checkpoint
         self.monitor = ProgressMonitor(calls_should_checkpoint=asked)
         #: By the names of their capabilities.
-        self._parts = {each.name: _begun(each, self, fleet, journal, observer) for each in capabilities}
+        self.parts = {each.name: _begun(each, self, fleet, journal, observer) for each in capabilities}
         self._executor = Executor(self.machine, run_id, fleet, self.monitor, self.nodes)
         #: Gets the stacks of the workers of each node, in the thread of `run`.
         self.on_stacks: Callable[[StacksDumped], None] = lambda _: None
@@ -196,7 +197,7 @@ class Driver:
         """
         try:
             with contextlib.ExitStack() as running:
-                for part in self._parts.values():
+                for part in self.parts.values():
                     running.enter_context(part.running())
                 self._begin()
                 self._loop()
@@ -285,7 +286,7 @@ class Driver:
             self.nodes.told(node, NodeStatus(workers=heard(self.machine.run, node, workers)))
             if workers.pids is not None:
                 started = WorkersStarted(at=self._now(), attempt=workers.attempt, node=node, pids=workers.pids)
-                for part in self._parts.values():
+                for part in self.parts.values():
                     part.started(started)
         yield from self._report(ReportReceived(node=node, report=agent.report, at=agent.at))
 
@@ -316,7 +317,7 @@ class Driver:
         All of them, since this process may have stood still: no deadline is enforced before what arrived in time is
         handled.
         """
-        checks = (*(part.next_check for part in self._parts.values()), self._run_time(self.nodes.next_check))
+        checks = (*(part.next_check for part in self.parts.values()), self._run_time(self.nodes.next_check))
         training = (self.monitor.next_check,) if self.machine.phase.is_training else ()
         leading = (self._run_time(self._leadership.wake_at),) if self._leadership is not None else ()
         nearest = min(self._executor.wake_at, *checks, *training, *leading)
@@ -329,7 +330,7 @@ class Driver:
 
     def _step(self, event: Event) -> None:
         """Let the machine handle an event. Act first, then record: no restart waits for the disk."""
-        if any(part.holds(event, self._now()) for part in self._parts.values()):
+        if any(part.holds(event, self._now()) for part in self.parts.values()):
             return
         before = self.monitor.progress(event.at) if self.machine.needs_progress(event) else ()
         self._record([(each, self._perform(self.machine.handle(each))) for each in (*before, event)])
@@ -340,7 +341,7 @@ class Driver:
         if any(isinstance(action, Launch) for action in actions):
             self._follow()
         if any(isinstance(action, RequestCheckpoint) for action in actions):
-            for part in self._parts.values():
+            for part in self.parts.values():
                 part.saving(self._now())
         self._executor.perform(actions, self._now())
         return tuple(actions)
@@ -349,7 +350,7 @@ class Driver:
         """Begin to follow the attempt that the machine has launched, or that this driver takes over."""
         world = self.machine.world
         self.monitor.begin(world.attempt, world.size, has_progressed=world.has_progressed)
-        for part in self._parts.values():
+        for part in self.parts.values():
             part.launched(self._now())
 
     def _record(self, steps: Iterable[tuple[Event | None, tuple[Action, ...]]]) -> None:
@@ -378,7 +379,7 @@ class Driver:
             yield Tick(at=now)
         if self.machine.phase.is_training:
             yield from self.monitor.due_events(now)
-        for part in self._parts.values():
+        for part in self.parts.values():
             yield from part.due_events(now)
 
     # From the fleet's reports to events.
@@ -424,7 +425,7 @@ class Driver:
     def _node_lost(self, gone: AgentLost) -> Iterator[Event]:
         if self._leadership is not None:
             self._leadership.lost(gone)
-        for part in self._parts.values():
+        for part in self.parts.values():
             part.lost(gone.node, is_dead=not gone.silent)
         self.nodes.give_up(gone.node)
         yield NodeLost(at=self._now(), node=gone.node, why=gone.why)
@@ -449,12 +450,12 @@ class Driver:
             self._observer.on_output(item.report.output)
         if item.report.heartbeat is not None:
             changed = self.monitor.heartbeat(item.report.heartbeat, self._now())
-            for part in self._parts.values():
+            for part in self.parts.values():
                 part.heartbeat(changed, self._now())
             if (sample := self.monitor.sample(self._now())) is not None:
                 self._observer.on_progress(sample)
         for stacks in item.report.stacks:
-            for part in self._parts.values():
+            for part in self.parts.values():
                 part.stacks(stacks)
             self.on_stacks(stacks)
         if item.report.status is not None:
@@ -474,7 +475,7 @@ class Driver:
                 yield from self._store_opened(node, store.opened)
         for event in observe(node, old.workers, new.workers, now=self._now(), sent_at=item.report.sent_at):
             if isinstance(event, WorkersStarted):
-                for part in self._parts.values():
+                for part in self.parts.values():
                     part.started(event)
             yield event
         if new.proposed is not None and new.proposed != old.proposed:
@@ -484,8 +485,8 @@ class Driver:
 
     def _tell_parts(self, node: NodeId, old: NodeStatus, new: NodeStatus) -> None:
         for name, section in new.sections.items():
-            if name in self._parts and section != old.sections.get(name):
-                self._parts[name].told(node, section)
+            if name in self.parts and section != old.sections.get(name):
+                self.parts[name].told(node, section)
 
     def _came_up(self, item: ReportReceived, up: AgentReady) -> Iterator[Event]:
         node = item.node
@@ -549,6 +550,7 @@ def _begun(capability: Capability, driver: Driver, fleet: Fleet, journal: RunRec
             machine=driver.machine,
             send=fleet.send,
             show=show,
+            ask=partial(fleet.ask, capability.name),
             call=call,
             say=observer.on_message,
             progress=lambda: driver.monitor.world,

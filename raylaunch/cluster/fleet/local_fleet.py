@@ -39,7 +39,6 @@ from raylaunch.errors import ClusterError
 from raylaunch.node.logs.log_files import LogAnswer, LogQuery, LogRead
 from raylaunch.node.protocol.messages import Order, StopWorkers
 from raylaunch.node.protocol.node_spec import AgentSpec
-from raylaunch.node.state.checkpoint_writes import LastWrite
 
 _CLOSE_SECONDS = 20.0
 """A little more than an agent takes to kill processes that ignore signals."""
@@ -239,9 +238,9 @@ class LocalFleet(FleetBase):
 
     # The end.
 
-    def write_last(self, node: NodeId) -> concurrent.futures.Future[LastWrite]:
+    def ask(self, capability: str, node: NodeId) -> concurrent.futures.Future[bytes]:
         """Ask the agent, in the thread."""
-        return self._ask(node, lambda agent: agent.write_last())
+        return self._ask(node, lambda agent: agent.ask(capability))
 
     def read_result(self, node: NodeId, rank: int, offset: int) -> concurrent.futures.Future[bytes]:
         """Ask the agent, in the thread."""

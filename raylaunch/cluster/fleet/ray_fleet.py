@@ -56,7 +56,6 @@ from raylaunch.node.protocol.acceptor import SecretAddress
 from raylaunch.node.protocol.messages import Order
 from raylaunch.node.protocol.node_goal import NodeGoals
 from raylaunch.node.protocol.node_spec import AgentSpec
-from raylaunch.node.state.checkpoint_writes import LastWrite
 
 _JOIN_SECONDS = 2.0
 _ASK_SECONDS = 60.0
@@ -273,12 +272,12 @@ class RayAgents:
             actor.read_result.options(name=TITLE).remote(rank, offset).future().add_done_callback(heard)
         return answer
 
-    def write_last(self, node: NodeId) -> Future[LastWrite]:
+    def ask(self, capability: str, node: NodeId) -> Future[bytes]:
         """Ask the actor, by a call of its own."""
         actor = self._actors.get(node)
         if actor is None:
             raise LookupError("there is no agent")
-        future: Future[LastWrite] = actor.write_last.remote().future()
+        future: Future[bytes] = actor.ask.remote(capability).future()
         return future
 
     # The end.
@@ -577,9 +576,9 @@ class RayFleet(FleetBase):
         """Ask the actor."""
         return self.agents.read_result(node, rank, offset)
 
-    def write_last(self, node: NodeId) -> Future[LastWrite]:
+    def ask(self, capability: str, node: NodeId) -> Future[bytes]:
         """Ask the actor."""
-        return self.agents.write_last(node)
+        return self.agents.ask(capability, node)
 
     def make_idle(self) -> None:
         """Leave agents that are alive, on hosts that are not draining, to the next run, where `keep_warm` is set."""

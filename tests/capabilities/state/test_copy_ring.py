@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from raylaunch.capabilities.state.driver import CopyRing, over, targets
+from raylaunch.capabilities.state.driver import HeldState, over, targets
 from raylaunch.capabilities.state.sections import StateGoal, StateStatus, dump, load_goal
 from raylaunch.cluster.capability import NEVER
 from raylaunch.core.machine.commits import CopyAddress
@@ -54,7 +54,7 @@ class Ring:
     def __init__(self, *members: Member) -> None:
         self.machine = machine_of(*members)
         self.goals: dict[str, StateGoal] = {}
-        self.part = CopyRing(driver_port(machine=self.machine, show=self._show))
+        self.part = HeldState(driver_port(machine=self.machine, show=self._show))
 
     def _show(self, node: str, section: bytes) -> None:
         self.goals[node] = load_goal(section)

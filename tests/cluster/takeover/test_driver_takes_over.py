@@ -164,7 +164,7 @@ class SimulatedDriver(Driver):
 
     def due_at(self) -> float:
         """When it would look at the time again by itself."""
-        parts = (part.next_check for part in self._parts.values())
+        parts = (part.next_check for part in self.parts.values())
         return min(self._executor.wake_at, *parts, self.monitor.next_check)
 
     def hear(self, at: float, heard: Any) -> None:

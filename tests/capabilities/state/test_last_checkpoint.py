@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 
+import msgspec
 import pytest
 
-from raylaunch.cluster.driver import last_checkpoint
+from raylaunch.capabilities.state import last_checkpoint
 from raylaunch.node.state.checkpoint_writes import LastWrite
 
 
@@ -16,23 +17,23 @@ class Agents:
     def __init__(self, **answers: list[LastWrite | Exception]) -> None:
         self.answers = answers
 
-    def write_last(self, node: str) -> Future[LastWrite]:
+    def ask(self, node: str) -> Future[bytes]:
         left = self.answers[node]
         answer = left.pop(0) if len(left) > 1 else left[0]
-        future: Future[LastWrite] = Future()
+        future: Future[bytes] = Future()
         if isinstance(answer, LookupError):
             raise answer
         if isinstance(answer, Exception):
             future.set_exception(answer)
         else:
-            future.set_result(answer)
+            future.set_result(msgspec.msgpack.encode(answer))
         return future
 
 
 def written(agents: Agents) -> list[str]:
     """Return what is said."""
     said: list[str] = []
-    last_checkpoint.write(agents, [*agents.answers], said.append)
+    last_checkpoint.write(agents.ask, [*agents.answers], said.append)
     return said
 
 
@@ -73,8 +74,8 @@ def test_a_disk_that_does_not_answer_is_not_waited_for_forever(monkeypatch):
 
 def test_an_agent_that_does_not_answer_is_not_waited_for_forever(monkeypatch):
     class Silent(Agents):
-        def write_last(self, node: str) -> Future[LastWrite]:
-            return super().write_last(node) if node == "a" else Future()
+        def ask(self, node: str) -> Future[bytes]:
+            return super().ask(node) if node == "a" else Future()
 
     monkeypatch.setattr(last_checkpoint, "ANSWER_SECONDS", 0.2)
     done = LastWrite(is_over=True, folder="/d")

@@ -7,7 +7,8 @@ from collections.abc import Callable, Collection
 from concurrent import futures
 from concurrent.futures import Future
 
-from raylaunch.cluster.fleet_api import Fleet
+import msgspec
+
 from raylaunch.core.newtypes import NodeId
 from raylaunch.node.state.checkpoint_writes import LastWrite
 
@@ -18,21 +19,25 @@ ANSWER_SECONDS = 20.0
 """How long an agent may take to answer."""
 STALLED_SECONDS = 600.0
 """After how long without a byte written the checkpoint is given up: the disk does not answer."""
+_WRITES = msgspec.msgpack.Decoder(LastWrite)
+
+Ask = Callable[[NodeId], Future[bytes]]
+"""Asks a node's agent, which answers with a `LastWrite`. Raises LookupError for one without agent."""
 
 
-def write(fleet: Fleet, nodes: Collection[NodeId], say: Callable[[str], None]) -> None:
+def write(ask: Ask, nodes: Collection[NodeId], say: Callable[[str], None]) -> None:
     """Order nodes to write the last checkpoint, and wait for it. `say` takes what to tell a person.
 
     A signal that interrupts this gives the checkpoint up: the agents, which end then, leave nothing incomplete.
     """
     found = {node: LastWrite(is_over=False) for node in nodes}
-    asked: dict[NodeId, tuple[Future[LastWrite], float]] = {}
+    asked: dict[NodeId, tuple[Future[bytes], float]] = {}
     tell_at, stalled_at, written = time.monotonic() + _FIRST_SECONDS, time.monotonic() + STALLED_SECONDS, 0
     said = ""
     while waiting := [node for node in nodes if not found[node].is_over]:
         now = time.monotonic()
         for node in waiting:
-            found[node] = _look(fleet, node, asked, found[node], now)
+            found[node] = _look(ask, node, asked, found[node], now)
         of_all = [*found.values()]
         if (bytes_now := sum(one.written for one in of_all)) != written:
             written, stalled_at = bytes_now, now + STALLED_SECONDS
@@ -54,16 +59,16 @@ def write(fleet: Fleet, nodes: Collection[NodeId], say: Callable[[str], None]) -
 
 
 def _look(
-    fleet: Fleet, node: NodeId, asked: dict[NodeId, tuple[Future[LastWrite], float]], last: LastWrite, now: float
+    ask: Ask, node: NodeId, asked: dict[NodeId, tuple[Future[bytes], float]], last: LastWrite, now: float
 ) -> LastWrite:
     """Return how far a node is. An agent is asked again when it has answered."""
     try:
         if node not in asked:
-            asked[node] = fleet.write_last(node), now
+            asked[node] = ask(node), now
         answer, since = asked[node]
         if answer.done():
             del asked[node]
-            return answer.result()
+            return _WRITES.decode(answer.result())
         if now - since < ANSWER_SECONDS:
             return last
         why = f"its agent has not answered for {ANSWER_SECONDS:g} s"
