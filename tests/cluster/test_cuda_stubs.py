@@ -231,5 +231,20 @@ def test_the_doctor_asks_nvml(stubs, tmp_path, faulty):
     done = raylaunch(tmp_path, "doctor", "--json", env=env)
     found = [each["text"] for each in json.loads(done.stdout)["findings"] if each["check"] == "GPUs"]
     told = "GPU 0 has memory to replace, which needs a reset; GPU 1 had 2 memory errors that ECC could not correct; GPU 2 does not answer"
+    hot = "slowed down: 127.0.0.1 (GPU 0 is slowed down, because it is too hot)"
     slow = "persistence mode is off: 127.0.0.1"
-    assert found == ([f"faulty: 127.0.0.1 ({told})", slow] if faulty else []), done.stderr
+    assert found == ([f"faulty: 127.0.0.1 ({told})", hot, slow] if faulty else []), done.stderr
+
+
+def test_what_nvml_says_of_a_rank_s_gpu_is_evidence(stubs, tmp_path):
+    """Of the rank that failed, and not of the others' GPUs."""
+    program = "import os\nif os.environ['RANK'] == '1': raise RuntimeError('CUDA error: uncorrectable ECC error')\n"
+    (tmp_path / "fail.py").write_text(program + "import time; time.sleep(100)")
+    env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    words = ("--standalone", "--nproc-per-node", "gpu", "--max-restarts", "0", "fail.py")
+    done = raylaunch(tmp_path, *words, env=env | {"RAYLAUNCH_FAULTY_GPUS": "1"})
+    assert done.returncode == 1
+    told = "uncorrectable ECC error (GPU 1 had 2 memory errors that ECC could not correct)"
+    assert told in done.stderr, done.stderr
+    assert "GPU 0" not in done.stderr
+    assert "GPU 2" not in done.stderr

@@ -67,6 +67,11 @@ int nvmlDeviceGetRemappedRows(void *device, unsigned *corrected, unsigned *not, 
     return NVML_SUCCESS;
 }
 
+/* GPU 0 has reached its limit of power, which is no fault, and is too hot if it is faulty. */
+int nvmlDeviceGetCurrentClocksThrottleReasons(void *device, unsigned long long *reasons) {
+    return *reasons = 0x04 | (is_faulty(device, 3) ? 0x48 : 0), NVML_SUCCESS;
+}
+
 int nvmlDeviceGetPersistenceMode(void *device, int *mode) { return *mode = !is_faulty(device, 2), NVML_SUCCESS; }
 
 int nvmlDeviceGetComputeMode(void *device, int *mode) { return (void)device, *mode = 0, NVML_SUCCESS; }

@@ -195,6 +195,12 @@ def gpus(facts: Surroundings) -> Iterator[Diagnosis]:
     logged = {address: "; ".join(report.logged_gpu_faults) for address, report in answers if report.logged_gpu_faults}
     if logged:
         yield warning("GPUs", f"in the kernel's log since it was started: {_with(logged)}", f"unless it is done: {fix}")
+    held = {
+        address: "; ".join(report.gpu_health.slowdowns) for address, report in answers if report.gpu_health.slowdowns
+    }
+    if held:
+        fix = "look after cooling and power there: all ranks wait for the slowest GPU; `nvidia-smi -q -d PERFORMANCE`"
+        yield warning("GPUs", f"slowed down: {_with(held)}", fix)
     if slow := [address for address, report in answers if report.gpu_health.is_not_persistent]:
         fix = "`nvidia-smi -pm 1` there, or let nvidia-persistenced run: else each attempt waits 1 to 3 s for a GPU"
         yield warning("GPUs", f"persistence mode is off: {host_list(slow)}", fix)

@@ -154,7 +154,7 @@ class Failure(FailureRecord):
             return f"hung: {self.hung}"
         if self.exception is not None:
             then = f", then was killed by {self.signal}" if self.signal else ""
-            return _raised(self.exception) + then
+            return f"{_raised(self.exception)}{then}{_in_brackets(self.evidence)}"
         if self.exit_code < 0:
             before = f"; its error file says that it {_raised(self.error)}" if self.error is not None else ""
             whole = f"together with {self.killed_with}" if self.killed_with else ""

@@ -17,7 +17,8 @@ from raylaunch.core.text import count
 
 _NVML = "libnvidia-ml.so.1"
 _DEVICE = re.compile(r"nvidia\d+")
-_XID = re.compile(rb"NVRM: Xid \(PCI:([\w:.]+)\): (\d+)")
+_XID = re.compile(rb"^\d+,\d+,(\d+),[^;]*;NVRM: Xid \(PCI:([\w:.]+)\): (\d+)", re.MULTILINE)
+"""Of a record of the kernel's log, whose third field is its time in microseconds since the machine was started."""
 _GRAVE = {
     48: "memory error that ECC could not correct",
     63: "memory to replace at the next reset",
@@ -30,6 +31,14 @@ _GRAVE = {
 """Errors of the driver after which a GPU is not to be trusted (NVIDIA, `Xid Errors`)."""
 _UNCORRECTED, _VOLATILE, _PROHIBITED = 1, 0, 2
 """Of nvml.h: NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC and NVML_COMPUTEMODE_PROHIBITED."""
+_SLOWDOWNS = (
+    (0x60, "is slowed down, because it is too hot"),
+    (0x80, "is slowed down, because it gets too little power"),
+    (0x08, "is slowed down by its hardware"),
+)
+"""What holds its clocks down (nvmlClocksThrottleReasons in nvml.h), the most telling first. A limit of power that it
+has reached, and clocks that a person has set, are no fault.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +46,8 @@ class Health:
     """What the driver knows of a machine's NVIDIA GPUs. `faults`: for a person, since the driver was loaded."""
 
     faults: tuple[str, ...] = ()
+    slowdowns: tuple[str, ...] = ()
+    """Which GPUs are slowed down now, and why."""
     is_not_persistent: bool = False
     """Whether the driver shuts down a GPU that no process uses, so that each start takes seconds."""
 
@@ -71,18 +82,37 @@ def gpus() -> int:
 
 def health() -> Health:
     """Return what NVML knows of this machine's GPUs."""
-    faults, modes = [], []
+    faults: list[str] = []
+    slowdowns: list[str] = []
+    modes = []
     with _begun() as nvml:
         if nvml is None:
             return Health()
         for index in range(_asked(nvml, "nvmlDeviceGetCount_v2", ctypes.c_uint()) or 0):
-            device = ctypes.c_void_p()
-            if _ask(nvml, "nvmlDeviceGetHandleByIndex_v2", index, ctypes.byref(device)):
-                faults += [f"GPU {index} {fault}" for fault in _faults(nvml, device)]
-                modes.append(_asked(nvml, "nvmlDeviceGetPersistenceMode", device, ctypes.c_int()))
-            else:
+            device = _device(nvml, str(index))
+            if device is None:
                 faults.append(f"GPU {index} does not answer")
-    return Health(tuple(faults), 0 in modes)
+                continue
+            faults += [f"GPU {index} {fault}" for fault in _faults(nvml, device)]
+            slowdowns += [f"GPU {index} {slowdown}" for slowdown in _slowdowns(nvml, device)]
+            modes.append(_asked(nvml, "nvmlDeviceGetPersistenceMode", device, ctypes.c_int()))
+    return Health(tuple(faults), tuple(slowdowns), 0 in modes)
+
+
+def evidence(names: Iterable[str], since: float) -> tuple[str, ...]:
+    """Return what is wrong with these GPUs now, and which grave faults the kernel has logged of any since a time.
+
+    `names`: as for `use`. `since`: by CLOCK_MONOTONIC.
+    """
+    found: list[str] = []
+    with _begun() as nvml:
+        for name in names:
+            if nvml is None:
+                break
+            device = _device(nvml, name)
+            told = ["does not answer"] if device is None else [*_faults(nvml, device), *_slowdowns(nvml, device)]
+            found += [f"{f'GPU {name}' if name.isdecimal() else name} {text}" for text in told]
+    return (*found, *logged_faults(since=since))
 
 
 def _faults(nvml: ctypes.CDLL, device: ctypes.c_void_p) -> Iterator[str]:
@@ -96,8 +126,14 @@ def _faults(nvml: ctypes.CDLL, device: ctypes.c_void_p) -> Iterator[str]:
         yield "is closed to CUDA (compute mode `prohibited`)"
 
 
-def logged_faults(log: str = "/dev/kmsg") -> tuple[str, ...]:
-    """Return the grave faults of NVIDIA GPUs in the kernel's log since the machine was started, if it may be read."""
+def _slowdowns(nvml: ctypes.CDLL, device: ctypes.c_void_p) -> list[str]:
+    """Return why the clocks are held down, one reason at most. Newer drivers have the function under this name too."""
+    reasons = _asked(nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", device, ctypes.c_ulonglong()) or 0
+    return [text for bits, text in _SLOWDOWNS if reasons & bits][:1]
+
+
+def logged_faults(log: str = "/dev/kmsg", *, since: float = 0.0) -> tuple[str, ...]:
+    """Return the grave faults of NVIDIA GPUs in the kernel's log since a time by CLOCK_MONOTONIC, if it may be read."""
     found: dict[str, None] = {}
     with contextlib.suppress(OSError), open(os.open(log, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as file:
         while True:
@@ -107,8 +143,8 @@ def logged_faults(log: str = "/dev/kmsg") -> tuple[str, ...]:
                 continue  # records were overwritten: the next read returns the oldest left
             if not record:
                 break
-            for place, code in _XID.findall(record):
-                if int(code) in _GRAVE:
+            for at, place, code in _XID.findall(record):
+                if int(code) in _GRAVE and int(at) >= since * 1e6:
                     found[f"Xid {int(code)} at {place.decode()}: {_GRAVE[int(code)]}"] = None
     return tuple(found)
 
@@ -123,13 +159,18 @@ def use(names: Iterable[str]) -> dict[str, Use]:
         if nvml is None:
             return {}
         for name in names:
-            device, memory, rates = ctypes.c_void_p(), _Memory(), _Utilization()
-            of_name = ("Index_v2", int(name)) if name.isdecimal() else ("UUID", name.encode())
-            is_there = _ask(nvml, f"nvmlDeviceGetHandleBy{of_name[0]}", of_name[1], ctypes.byref(device))
-            if is_there and _ask(nvml, "nvmlDeviceGetMemoryInfo", device, ctypes.byref(memory)):
+            device, memory, rates = _device(nvml, name), _Memory(), _Utilization()
+            if device is not None and _ask(nvml, "nvmlDeviceGetMemoryInfo", device, ctypes.byref(memory)):
                 knows = _ask(nvml, "nvmlDeviceGetUtilizationRates", device, ctypes.byref(rates))
                 found[name] = Use(memory.used, memory.total, int(rates.gpu) if knows else None)
     return found
+
+
+def _device(nvml: ctypes.CDLL, name: str) -> ctypes.c_void_p | None:
+    """Return the handle of a GPU, by its index or UUID; None: it is not there, or does not answer."""
+    device = ctypes.c_void_p()
+    kind, key = ("Index_v2", int(name)) if name.isdecimal() else ("UUID", name.encode())
+    return device if _ask(nvml, f"nvmlDeviceGetHandleBy{kind}", key, ctypes.byref(device)) else None
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ import re
 import signal
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path, PurePath
 
@@ -30,9 +31,12 @@ _MOST_TAIL = 8192
 _TAIL_LINES = 20
 _FRAME_OF_CPP = re.compile(r"frame #\d+: ")
 _TERMINATED, _DUMP = "terminate called after throwing", "Fatal Python error: "
+_OF_GPU = re.compile(r"\b(CUDA|NCCL|cu(BLAS|DNN|FFT|SPARSE|SOLVER)|DistBackendError)", re.IGNORECASE)
+"""What the message of a failure mentions that its GPU may have caused."""
 _MOST_ERROR_BYTES = 256 * 1024
 _MOST_REASON = 200
 """Characters that say why an error file cannot be read."""
+_CRASHES = {-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS}
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108
 _SHELL = 128
 """A shell exits with this plus the number of the signal that killed its command."""
@@ -58,11 +62,18 @@ def report(fd: int | None) -> tuple[Report, ResultFile | None]:
 
 
 def failure(
-    exited: WorkerExited, report: Report, folder: PurePath, oom_kills: OomKills, *, kept: bool
+    exited: WorkerExited,
+    report: Report,
+    folder: PurePath,
+    oom_kills: OomKills,
+    *,
+    of_gpus: Callable[[int], str],
+    kept: bool,
 ) -> ProcessFailure:
     """Return all that can be found out about the end of a worker. Leaves an error file where the worker left none.
 
-    `folder` is the worker's own. `kept` False: it is removed with the run, so the failure names no path in it.
+    `folder` is the worker's own. `of_gpus` returns what is wrong with a rank's GPUs. `kept` False: the folder is
+    removed with the run, so the failure names no path in it.
     """
     path = Path(folder / ERROR)
     error, spoilt = _recorded(path)
@@ -71,6 +82,11 @@ def failure(
         if not os.path.lexists(path):
             _write(path, error)
     last_lines = tail(Path(folder / STDERR))
+    evidence = ""
+    if not exited.stopped:
+        evidence = _evidence(exited.exit_code, exited.pid, last_lines, oom_kills)
+        if _OF_GPU.search(error.text if error is not None else last_lines) or exited.exit_code in _CRASHES:
+            evidence = "; ".join(filter(None, (evidence, of_gpus(exited.rank))))
     return ProcessFailure(
         attempt=exited.attempt,
         rank=exited.rank,
@@ -84,7 +100,7 @@ def failure(
         error_file=str(path) if kept and path.exists() else "",
         spoilt=spoilt,
         killed_with=exited.killed_with,
-        evidence="" if exited.stopped else _evidence(exited.exit_code, exited.pid, last_lines, oom_kills),
+        evidence=evidence,
         stdout=str(folder / STDOUT) if kept else "",
         stderr=str(folder / STDERR) if kept else "",
         tail=last_lines,

@@ -296,7 +296,10 @@ class Supervisor:
         if exited.exit_code == 0:
             return
         folder = self.spec.rank_dir(exited.attempt, exited.rank)
-        failure = process_failure.failure(exited, report, folder, self._oom_kills, kept=self.spec.agent.kept)
+        of_gpus = state.gpus.evidence if state is not None and is_present else lambda _: ""
+        failure = process_failure.failure(
+            exited, report, folder, self._oom_kills, of_gpus=of_gpus, kept=self.spec.agent.kept
+        )
         if is_present:  # else the page is of another attempt
             failure = replace(failure, saved=saved_step(self.page, exited.local_rank))
         if not exited.stopped:

@@ -104,6 +104,10 @@ CASES = {
         nodes(logged_gpu_faults=("Xid 79 at 0000:3b:00: the GPU has fallen off the bus",)),
         [("warning", "GPUs", "10.0.0.2 (Xid 79 at 0000:3b:00: the GPU has fallen off the bus)")],
     ),
+    "slow_gpus": (
+        nodes(gpu_health=Health(slowdowns=("GPU 2 is slowed down, because it is too hot",))),
+        [("warning", "GPUs", "slowed down: 10.0.0.2 (GPU 2 is slowed down, because it is too hot)")],
+    ),
     "persistence": (
         nodes(gpu_health=Health(is_not_persistent=True)),
         [("warning", "GPUs", "persistence mode is off: 10.0.0.2")],
@@ -120,6 +124,7 @@ SAME_CHECK = {
     "lost_gpus": "gpus",
     "gpu_faults": "gpus",
     "logged_gpu_faults": "gpus",
+    "slow_gpus": "gpus",
     "persistence": "gpus",
 }
 

@@ -57,3 +57,17 @@ def test_without_gpus_nobody_is_asked(monkeypatch):
         time.sleep(0.001)
     assert not threads()
     assert all(monitor.latest == () for monitor in monitors)
+
+
+def test_what_is_wrong_with_a_rank_s_gpus_is_asked_for_a_limited_time(monkeypatch):
+    """A sick GPU may hold up its driver. Without GPUs nobody is asked."""
+    monkeypatch.setattr(nvml, "use", lambda _: {})
+    ended = threading.Event()
+    monkeypatch.setattr(nvml, "evidence", lambda names, _: (f"{names} are hot", "Xid 79"))
+    monitor = GpuMonitor([spec(4, range(2), {}), spec(5, range(0), {})])
+    assert monitor.evidence(4) == "['0', '1'] are hot; Xid 79"
+    monkeypatch.setattr(nvml, "evidence", lambda *_: ended.wait(100) and ())
+    assert monitor.evidence(5) == ""
+    assert monitor.evidence(4) == "the GPUs' driver does not answer"
+    ended.set()
+    monitor.close()

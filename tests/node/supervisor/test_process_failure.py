@@ -56,7 +56,7 @@ def failure_of(folder: Path, exit_code: int = 1, **facts: Any) -> Failure:
         exit_code=exit_code,
         stopped=facts.pop("stopped", False),
     )
-    known: dict[str, Any] = {"report": Report(), "oom_kills": FakeOomKills(), "kept": True}
+    known: dict[str, Any] = {"report": Report(), "oom_kills": FakeOomKills(), "of_gpus": lambda _: "", "kept": True}
     failure = process_failure.failure(exited, folder=folder, **(known | facts))
     status = WorkersStatus(attempt=2, failures=(failure,))
     (event,) = observe("node-2", WorkersStatus(), status, now=RunTime(10.0), sent_at=NodeTime(3610.0))
@@ -319,3 +319,25 @@ def test_a_worker_that_is_killed_after_it_recorded_an_error(torch_node: Node) ->
     assert failure.what.startswith("was killed by SIGSEGV; its error file says")
     assert failure.error is not None
     assert failure.error.from_file
+
+
+GPU_FAULT = "GPU 1 does not answer"
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "report", "tail", "known"),
+    [
+        (1, Report(error_type="RuntimeError", message="CUDA error: unspecified launch failure"), "", GPU_FAULT),
+        (1, Report(error_type="ValueError", message="loss is NaN"), "", ""),
+        (1, Report(), "NCCL WARN Cuda failure", GPU_FAULT),
+        (-signal.SIGABRT, Report(), "", GPU_FAULT),
+        (-signal.SIGKILL, Report(), "", OOM),
+    ],
+)
+def test_what_the_driver_says_of_gpus_is_evidence_where_they_may_be_the_cause(folder, exit_code, report, tail, known):
+    """And not of an exception that has nothing to do with GPUs, nor of a kill."""
+    (folder / "stderr.log").write_text(tail)
+    found = failure_of(folder, exit_code, report=report, of_gpus=lambda rank: GPU_FAULT if rank == 5 else "")
+    assert found.evidence == known
+    assert found.what.endswith(f" ({known})" if known else "NaN")
+    assert failure_of(folder, exit_code, report=report, of_gpus=lambda _: GPU_FAULT, stopped=True).evidence == ""
