@@ -31,6 +31,8 @@ _FIRST_PORT, _PORTS = 20_000, 10_000
 """Ports of heads, by the id of their Slurm job. They are below those that Linux takes for outgoing connections."""
 _HEAD_SECONDS = 120.0
 """How long the head may take to start."""
+_STARTS = 3
+"""How often `ray start` is tried: it waits 30 s for its raylet, which a busy machine or file system may exceed."""
 _END_SECONDS = 10.0
 _POLL_SECONDS = 0.25
 _DRAIN_SECONDS = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
@@ -120,11 +122,16 @@ def _ray_node(address: str, options: Sequence[str], environ: Mapping[str, str]) 
     node = f"{environ['SLURM_JOB_ID']}.{environ['SLURM_PROCID']}."
     log = folder / f"ray-start-{node}log"
     with _sweeper(f"{_MARK}={node}", folder):
-        with open(folder / "start.lock", "w") as lock, log.open("w") as output:
+        with open(folder / "start.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # two that start at the same time would take the same names
-            process = _start(command, {**environ, _MARK: node, **_KEEPS_ENVIRON}, output.fileno())
-            while _STARTED not in (said := log.read_text(errors="replace")) and process.poll() is None:
-                time.sleep(_POLL_SECONDS)
+            for _ in range(_STARTS):
+                _kill_all_with(f"{_MARK}={node}")
+                with log.open("w") as output:
+                    process = _start(command, {**environ, _MARK: node, **_KEEPS_ENVIRON}, output.fileno())
+                while _STARTED not in (said := log.read_text(errors="replace")) and process.poll() is None:
+                    time.sleep(_POLL_SECONDS)
+                if process.poll() is None:
+                    break
         try:
             if process.poll() is not None:
                 raise ClusterError(f"`ray start` failed on {name}:\n{said}")
@@ -163,15 +170,20 @@ def _sweep() -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     mark, folder = sys.stdin.read().splitlines()
     # An agent of raylaunch that was killed leaves processes for its successor, which stay for a minute.
+    _kill_all_with(mark)
+    if not any(_having(folder, "cmdline")):  # of all processes of Ray
+        shutil.rmtree(folder, ignore_errors=True)
+    return ExitCode.OK
+
+
+def _kill_all_with(mark: str) -> None:
+    """Kill the processes that have a mark, until there are none, or for some seconds."""
     deadline = time.monotonic() + _END_SECONDS
     while (left := [*_having(mark, "environ")]) and time.monotonic() < deadline:
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(_POLL_SECONDS)
-    if not any(_having(folder, "cmdline")):  # of all processes of Ray
-        shutil.rmtree(folder, ignore_errors=True)
-    return ExitCode.OK
 
 
 def _cpus(environ: Mapping[str, str]) -> list[str]:

@@ -62,6 +62,25 @@ def test_what_ray_start_says_is_the_error(node, ray_is, head, tmp_path):
     assert not (tmp_path / "ray").exists()
 
 
+def test_ray_start_is_tried_again(node, ray_is, head, tmp_path):
+    """As on a machine that is too busy at first. What it had started then is killed."""
+    ray_is(f"""
+import pathlib, subprocess, sys, time
+left = pathlib.Path("{tmp_path}/left")
+if not left.exists():
+    left.write_text(str(subprocess.Popen(["sleep", "100"]).pid))
+    sys.exit("timed out")
+print("Ray runtime started", flush=True)
+pathlib.Path("{tmp_path}/started").touch()
+time.sleep(100)
+""")
+    signal.signal(signal.SIGALRM, lambda *_: head.close() if (tmp_path / "started").exists() else None)
+    signal.setitimer(signal.ITIMER_REAL, 0.1, 0.1)
+    assert join(head, node) == ExitCode.OK
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    assert procfs.process_state(int((tmp_path / "left").read_text())) in ("Z", procfs.GONE)
+
+
 def test_a_node_ends_with_its_head(node, ray_is, head):
     """The head has ended, so Ray does here, by SIGINT."""
     ray_is("import time; print('Ray runtime started', flush=True); time.sleep(100)")
