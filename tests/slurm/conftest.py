@@ -22,6 +22,8 @@ from tests.private_cluster import MARK, end_marked, free_ports, marked, running
 
 NODES = ("n1", "n2", "n3", "n4")
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
+FIRST_PORT, MOST_JOBS = 20_000, 100
+"""A job's id and the first one give the port of its head: see `node_program`. No Slurm here has more jobs."""
 SWEEP_SECONDS = 20
 """How long processes may stay when all jobs have ended, of which some were killed."""
 REQUEUE_SECONDS = 5
@@ -31,6 +33,7 @@ ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={port}
 SlurmUser=root
+FirstJobId={job}
 AuthInfo=socket={folder}/munge/socket,cred_expire={requeue}
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/%n
@@ -55,6 +58,7 @@ PartitionName=all Nodes=n[1-4] Default=YES MaxTime=INFINITE State=UP
 class Slurm:
     folder: Path
     env: dict[str, str]
+    first_job: int
 
     def run(self, *words: str, text: str = "") -> str:
         """Run a command of Slurm's or ours, and return what it prints."""
@@ -77,6 +81,11 @@ class Slurm:
         path = self.folder / f"slurm-{job}.out"
         return path.read_text() if path.exists() else ""
 
+    def ray_folders(self) -> list[Path]:
+        """The folders of Ray that jobs have left; they have the ports of heads in their names."""
+        heads = range(first := FIRST_PORT + self.first_job, first + MOST_JOBS)
+        return [path for path in Path("/tmp").glob("raylaunch-slurm-*") if int(path.name.rpartition("-")[2]) in heads]
+
     def left(self) -> list[str]:
         """The processes that jobs have left: id, command line, parent."""
         return [f"{pid} `{command_line(pid)}`, child of {parent(pid)}" for pid in marked(self.env[MARK])]
@@ -97,9 +106,9 @@ def all_slurm() -> Iterator[Slurm]:
     folder = Path(tempfile.mkdtemp(prefix="rl-slurm-", dir="/tmp"))
     mark = secrets.token_hex(8)
     try:
-        start(folder)
+        first_job = start(folder)
         env = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "SLURM_"))}
-        yield Slurm(folder, env | {"PATH": path(), "SLURM_CONF": str(folder / "slurm.conf"), MARK: mark})
+        yield Slurm(folder, env | {"PATH": path(), "SLURM_CONF": str(folder / "slurm.conf"), MARK: mark}, first_job)
     finally:
         stop(folder)
         end_marked(mark)
@@ -136,7 +145,8 @@ def path() -> str:
     return f"{os.environ['PATH']}:/usr/sbin:/usr/bin"
 
 
-def start(folder: Path) -> None:
+def start(folder: Path) -> int:
+    """Start the daemons. Return the id of the first job, by which the heads' ports are not those of other tests."""
     folder.chmod(0o755)  # munged refuses sockets below a folder that others may not enter
     for name in ("munge", "state", *NODES):
         (folder / name).mkdir()
@@ -147,6 +157,7 @@ def start(folder: Path) -> None:
     files = {"socket": "socket", "key-file": "key", "log-file": "log", "pid-file": "pid", "seed-file": "seed"}
     run(folder, "munged", "--force", *(f"--{option}={folder}/munge/{name}" for option, name in files.items()))
     port, *ports = consecutive_ports()
+    first_job = 1 + (ports[-1] - FIRST_PORT) % (10_000 - MOST_JOBS)
     conf = CONF.format(
         host=socket.gethostname().partition(".")[0],
         folder=folder,
@@ -154,11 +165,13 @@ def start(folder: Path) -> None:
         first=ports[0],
         last=ports[-1],
         requeue=REQUEUE_SECONDS,
+        job=first_job,
     )
     (folder / "slurm.conf").write_text(conf)
     run(folder, "slurmctld", "-c")
     for name in NODES:
         run(folder, "slurmd", "-N", name)
+    return first_job
 
 
 def consecutive_ports() -> list[int]:
