@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import socket
 import sys
 import time
@@ -37,7 +38,7 @@ from raylaunch.cluster.control.control_messages import (
 from raylaunch.core.history.run_status import RunStatus
 from raylaunch.core.job.job import node_range
 from raylaunch.core.machine.state import Phase
-from raylaunch.core.text import count, printable, spans
+from raylaunch.core.text import count, duration, printable, spans
 from raylaunch.errors import ClusterError, ConfigError, ExitCode, RaylaunchError
 from raylaunch.node.linux.procfs import user_name
 
@@ -72,7 +73,7 @@ def stop(run: RunReader, arguments: Namespace) -> int:
         )
         hint = f"{end} its driver, and the workers with it"
         raise ConfigError(f"{run.entry.title} cannot be stopped from here: {why}", hint=hint)
-    if _asks(arguments) and not _is_confirmed(_question(shown, run, at_once=arguments.now)):
+    if _asks(arguments) and not _is_confirmed(_question(shown, run, seconds, at_once=arguments.now)):
         say("nothing was stopped")
         return ExitCode.INTERRUPTED
     try:
@@ -124,15 +125,18 @@ def _asks(arguments: Namespace) -> bool:
     return not arguments.yes and sys.stdin is not None and sys.stdin.isatty()
 
 
-def _cost(live: RunReader, *, at_once: bool = False) -> str:
+def _cost(live: RunReader, seconds: float = math.inf, *, at_once: bool = False) -> str:
     """Return what a change costs workers that cannot save, for a person; `""`: nothing, or the driver cannot tell.
 
-    `at_once`: they are killed, and could not save either way.
+    `seconds`: how long they may save. `at_once`: they are killed, and could not save either way.
     """
     with contextlib.suppress(ControlError, RefusedError):
         found: RunState = live.ask(GetState(before_change=True))
         if found.status.phase is Phase.RUNNING and (at_once or not found.can_save):
             return f"{'the workers are killed at once' if at_once else _CANNOT_SAVE}: {_lost(found.status)}"
+        save = found.status.progress.slowest_save if found.status.progress is not None else None
+        if found.status.phase is Phase.RUNNING and save is not None and save > seconds:
+            return f"a save takes {duration(save)}, so give `--grace` more than {seconds:g}: {_lost(found.status)}"
     return ""
 
 
@@ -151,8 +155,8 @@ def _lost(status: RunStatus) -> str:
     return f"{where}, and step {max(saved)} is saved: {count(gone, 'step')} {'is' if gone == 1 else 'are'} lost"
 
 
-def _question(shown: RunSummary, live: RunReader, *, at_once: bool) -> str:
-    cost = _cost(live, at_once=at_once)
+def _question(shown: RunSummary, live: RunReader, seconds: float, *, at_once: bool) -> str:
+    cost = _cost(live, seconds, at_once=at_once)
     live.close()  # the person may take long to answer
     size = f" ({count(shown.workers, 'worker')} on {count(shown.nodes, 'node')})" if shown.workers else ""
     whose = f" of {shown.user}" if shown.user not in ("", user_name()) else ""
@@ -280,7 +284,7 @@ class _Change:
             status = self._live.status()
             if status is None or request.max_nodes >= len(status.roster):
                 return ""
-        return _cost(self._live)
+        return _cost(self._live, request.save_seconds if isinstance(request, RestartRun) else math.inf)
 
     def _ask_again(self, request: ControlRequest, accepted: Accepted, asked: int) -> int:
         """Ask the next driver if the last one died before anybody had kept the request. `asked`: of which takeover."""

@@ -241,6 +241,22 @@ CANNOT_SAVE = "the workers have not called `should_checkpoint`, and are not aske
             {"asked": 46, "committed": 46, "saved": 40},
             "the workers are killed at once: they are at step 46, and step 45 is saved: 1 step is lost; stop charlm one",
         ),
+        (
+            ["stop", "--grace", "5"],
+            {"asked": 46, "saved": 40, "save_seconds": 60.0},
+            (
+                "a save takes 1 min, so give `--grace` more than 5: they are at step 46, and step 40 is saved: 6 steps are "
+                "lost; stop charlm one"
+            ),
+        ),
+        (
+            ["restart", "--grace", "5"],
+            {"asked": 46, "saved": 40, "save_seconds": 6.0},
+            (
+                "a save takes 6.0 s, so give `--grace` more than 5: they are at step 46, and step 40 is saved: 6 steps are "
+                "lost; go on?"
+            ),
+        ),
     ],
 )
 def test_a_person_is_told_how_many_steps_are_lost(served, capfd, monkeypatch, words, known, told):
