@@ -32,7 +32,6 @@ LARGE_MODULES = {
     "raylaunch/cluster/succession/named_resources.py": 16,
     "raylaunch/core/failures/failure.py": 16,
     "raylaunch/core/job/job.py": 19,
-    "raylaunch/core/machine/commits.py": 14,
     "raylaunch/core/machine/events_and_actions.py": 37,
     "raylaunch/core/record/run_layout.py": 18,
     "raylaunch/node/linux/processes.py": 19,
@@ -119,12 +118,11 @@ KNOWN_CAPABILITIES = {
     "cluster.driver.driver": {"takeover"},
     "cluster.driver.run_folder": {"report", "takeover"},
     "cluster.fleet.ray_fleet": {"takeover", "warm"},
-    "core.machine.events_and_actions": {"state", "takeover"},
+    "core.machine.events_and_actions": {"takeover"},
     "core.machine.machine": {"peers", "takeover"},
     "node.forkserver.subreaper": {"state"},
     "node.protocol.node_spec": {"state", "survivors"},
     "node.supervisor.forkserver_client": {"state"},
-    "node.supervisor.polling": {"state"},
     "node.supervisor.supervisor": {"state", "survivors"},
 }
 """The modules of the kernel that import a capability, which no further one may. A pair that goes, goes for good."""

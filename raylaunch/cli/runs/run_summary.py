@@ -8,7 +8,7 @@ from datetime import datetime
 from raylaunch.cli.runs.run_reader import RunReader
 from raylaunch.core.history.run_status import NodeSummary, RunStatus, StatusBuilder
 from raylaunch.core.job.job import Job
-from raylaunch.core.machine.commits import CommitRate
+from raylaunch.core.machine.measured import CommitRate
 from raylaunch.core.machine.state import Phase
 from raylaunch.core.record.attempt import Attempt
 from raylaunch.errors import end_state

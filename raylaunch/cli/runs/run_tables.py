@@ -9,7 +9,7 @@ from raylaunch.cli.output.progress_line import rate_text
 from raylaunch.cli.runs.run_summary import LOST, RunSummary, seconds_since
 from raylaunch.cluster.control.control_messages import StacksCollected
 from raylaunch.core.history.run_status import NodeSummary, RunStatus
-from raylaunch.core.machine.commits import NodeMemory
+from raylaunch.core.machine.measured import NodeMemory
 from raylaunch.core.placement.devices import GpuUse
 from raylaunch.core.record.attempt import Attempt
 from raylaunch.core.record.run_layout import EVENTS

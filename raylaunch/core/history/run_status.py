@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from raylaunch.core.history.step_rates import behind
 from raylaunch.core.history.time_per_state import StatesBuilder
 from raylaunch.core.job.job import Job
-from raylaunch.core.machine.commits import NodeMemory
 from raylaunch.core.machine.events_and_actions import (
     Action,
     Event,
@@ -29,6 +28,7 @@ from raylaunch.core.machine.events_and_actions import (
     WorkersStarted,
     WorkersStopped,
 )
+from raylaunch.core.machine.measured import NodeMemory
 from raylaunch.core.machine.state import Phase
 from raylaunch.core.newtypes import NodeId, StrEnum
 from raylaunch.core.placement.devices import GpuUse

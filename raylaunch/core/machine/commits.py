@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from raylaunch.core.newtypes import NO_HOST, HostId, NodeId
-from raylaunch.core.placement.devices import GpuUse
 from raylaunch.core.text import count
 
 _MOST_NAMED = 4
@@ -129,35 +128,6 @@ def _sharing(parts: Mapping[int, HeldCommit]) -> dict[int, range] | None:
         elif one.sharing:
             found[rank] = one.sharing
     return found
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommitRate:
-    """How often `State` commits with `every="auto"`, and why. Measured by rank 0."""
-
-    every: int
-    """In steps."""
-    commit_seconds: float
-    """How long a commit takes."""
-    step_seconds: float
-    """How long a step takes without commits."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeMemory:
-    """What a node holds in memory for the script, besides its workers' own memory, in bytes, and its workers' GPUs."""
-
-    node: NodeId
-    own: int
-    """The buffers in which its own ranks commit their `State`."""
-    copies: int
-    """Copies of what ranks of other hosts have committed, or have written to RAYLAUNCH_FAST_DIR."""
-    files: int = 0
-    """Files that its own ranks have in RAYLAUNCH_FAST_DIR."""
-    disk_seconds: float = 0.0
-    """How long the slowest of its checkpoints in the durable folder took; 0: it has written none."""
-    gpus: tuple[GpuUse, ...] = ()
-    """Those of its workers, where the driver of NVIDIA says it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from raylaunch.core.driver_replaced import DriverReplaced
 from raylaunch.core.failures.failure import Failure
 from raylaunch.core.failures.stacks import StackGroup
-from raylaunch.core.machine.commits import CommitRate, NodeMemory
+from raylaunch.core.machine.measured import CommitRate, NodeMemory
 from raylaunch.core.machine.save_time import DeadlineSet
 from raylaunch.core.newtypes import NO_HOST, SIGTERM, HostId, NodeId, NodeTime, RunTime, SignalName
 

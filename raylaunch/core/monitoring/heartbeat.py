@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from raylaunch.core.machine.commits import CommitRate, NodeMemory
+from raylaunch.core.machine.measured import CommitRate, NodeMemory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

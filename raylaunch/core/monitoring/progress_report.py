@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from raylaunch.core.machine.commits import NodeMemory
 from raylaunch.core.machine.events_and_actions import Progressed
+from raylaunch.core.machine.measured import NodeMemory
 from raylaunch.core.monitoring.rank_progress import RATE_WINDOW, STALE, RankProgress, WorldProgress
 from raylaunch.core.newtypes import NodeId, RunTime
 

@@ -9,7 +9,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator
 
-from raylaunch.core.machine.commits import NodeMemory
+from raylaunch.core.machine.measured import NodeMemory
 from raylaunch.core.monitoring.heartbeat import Heartbeat, WorkerProgress
 from raylaunch.core.newtypes import NodeId
 

@@ -15,7 +15,8 @@ from collections.abc import Callable, Collection
 
 import msgspec
 
-from raylaunch.core.machine.commits import Commit, HeldCommit, NodeMemory, RestoreOrder
+from raylaunch.core.machine.commits import Commit, HeldCommit, RestoreOrder
+from raylaunch.core.machine.measured import NodeMemory
 from raylaunch.core.newtypes import NodeId
 from raylaunch.core.placement.environment import Assignment
 from raylaunch.node.protocol import wire

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from raylaunch.core.failures.stacks import Stack
-from raylaunch.core.machine.commits import CommitRate, NodeMemory
+from raylaunch.core.machine.measured import CommitRate, NodeMemory
 from raylaunch.core.monitoring.checkpoint_step import may_ask
 from raylaunch.core.monitoring.heartbeat import Heartbeat, WorkerProgress
 from raylaunch.core.newtypes import NodeId

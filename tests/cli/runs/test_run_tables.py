@@ -10,7 +10,7 @@ import pytest
 
 from raylaunch.cli.runs import known_runs, run_tables
 from raylaunch.cli.runs.run_summary import summary
-from raylaunch.core.machine.commits import CommitRate, NodeMemory
+from raylaunch.core.machine.measured import CommitRate, NodeMemory
 from raylaunch.core.placement.devices import GpuUse
 from tests.cli.runs.made_runs import BEGAN, NOBODY, dead, make_folder
 

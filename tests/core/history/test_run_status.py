@@ -28,9 +28,9 @@ from simulation import ClusterSimulation
 
 from raylaunch.core.history.run_status import NodeState, NodeSummary, RunStatus, StatusBuilder
 from raylaunch.core.job.job import Job
-from raylaunch.core.machine.commits import NodeMemory
 from raylaunch.core.machine.events_and_actions import Event, Progressed, Release, WorkersStarted
 from raylaunch.core.machine.machine import Machine
+from raylaunch.core.machine.measured import NodeMemory
 from raylaunch.core.machine.state import Phase
 from raylaunch.core.placement.devices import GpuUse
 from raylaunch.core.record import journal

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raylaunch.core.machine.commits import CommitRate, NodeMemory
 from raylaunch.core.machine.events_and_actions import Progressed
+from raylaunch.core.machine.measured import CommitRate, NodeMemory
 from raylaunch.core.monitoring.checkpoint_step import propose_step
 from raylaunch.core.monitoring.hang_detector import HangDetector, HangLimits
 from raylaunch.core.monitoring.heartbeat import Heartbeat, WorkerProgress

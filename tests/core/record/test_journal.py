@@ -19,7 +19,6 @@ from machine_helpers import failed, failure, finished, job, joined, raised, star
 from raylaunch.core.failures.failure import Failure, WorkerError
 from raylaunch.core.failures.stacks import StackGroup
 from raylaunch.core.job.job import Entrypoint, Job, RayOptions
-from raylaunch.core.machine.commits import CommitRate, NodeMemory
 from raylaunch.core.machine.events_and_actions import (
     Action,
     Event,
@@ -30,6 +29,7 @@ from raylaunch.core.machine.events_and_actions import (
     UnreachablePeer,
     WorkersStarted,
 )
+from raylaunch.core.machine.measured import CommitRate, NodeMemory
 from raylaunch.core.placement.devices import GpuUse
 from raylaunch.core.record import journal
 from raylaunch.core.record.journal import JournalEntry

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from raylaunch.core.machine.commits import CommitRate, NodeMemory
 from raylaunch.core.machine.events_and_actions import WorkersExited, WorkersStarted
+from raylaunch.core.machine.measured import CommitRate, NodeMemory
 from raylaunch.core.monitoring.heartbeat import Heartbeat, WorkerProgress
 from raylaunch.node.supervisor.polling import saved_step
 from raylaunch.worker.heartbeats import shared_page as fields
