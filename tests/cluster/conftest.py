@@ -187,7 +187,7 @@ for line in sys.stdin:
     found = [
         f"actor {actor['ActorID']} {actor['State']}"
         for actor in actors().values()
-        if actor["State"] != "DEAD" and actor["ActorClassName"] in ("AgentActor", "DriverActor", "InterimKeeper")
+        if actor["State"] != "DEAD" and actor["ActorClassName"] in ("AgentActor", "DriverActor", "InterimKeeper", "PlacementGroupCreator")
     ]
     found += [
         f"group {group['placement_group_id']} {group['state']}"

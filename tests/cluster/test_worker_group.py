@@ -406,10 +406,7 @@ time.sleep(1000)
 
 @pytest.mark.parametrize("kind", ["driver", "actor", "task", "dropped"])
 def test_nothing_is_left_of_a_caller_that_is_killed(launcher, kind, tmp_path):
-    """Whatever it was in Ray, and also if only the object is collected. Its program goes on.
-
-    Of an actor or task that is killed, Ray keeps the reservation until the program ends.
-    """
+    """Whatever it was in Ray, and also if only the object is collected. Its program goes on."""
     path = tmp_path / "program.py"
     path.write_text(PRELUDE + CALLERS)
     mark = os.urandom(8).hex()
@@ -420,9 +417,7 @@ def test_nothing_is_left_of_a_caller_that_is_killed(launcher, kind, tmp_path):
         assert answer == [1, 1]
         if kind != "dropped":
             os.kill(pid, signal.SIGKILL)
-        ignored = "group" if kind in ("actor", "task") else "nothing"
-        left = lambda: [each for each in left_in_ray(launcher.cluster) if not each.startswith(ignored)]  # noqa: E731
-        wait_until(lambda: left() == [], 60, "agents and reservations to be gone")
+        wait_until(lambda: left_in_ray(launcher.cluster) == [], 60, "actors and reservations to be gone")
         wait_until(lambda: not [each for each in marked(mark) if "rank" in title(each)], 60, "the ranks to be gone")
         assert (program.poll() is None) is (kind != "driver")
     finally:

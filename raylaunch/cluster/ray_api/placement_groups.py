@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+import ray
 from ray import PlacementGroupID
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from raylaunch.cluster import ray_internals
+from raylaunch.cluster.ray_api import placement_group_creator
 from raylaunch.cluster.succession import named_resources
 from raylaunch.core.newtypes import NO_HOST, HostId
 from raylaunch.core.placement.packing import Bundle, NodeFacts
@@ -129,6 +131,8 @@ class PlacementGroups:
         #: By slot: its group, and the index of its bundle there.
         self._groups: dict[int, tuple[PlacementGroup, int]] = {}
         self._first_of_gang = 0
+        #: Creates the groups, and ends with this process, if that is an actor or a task; None: it has created none.
+        self._creator: Any = None
 
     def reserve_gang(self, bundles: Mapping[int, Bundle]) -> None:
         """Request one group for these slots. `bundles`: by slot."""
@@ -149,7 +153,7 @@ class PlacementGroups:
             return
         selectors = [{_NODE_ID: f"!in({','.join(sorted(avoid))})"} if avoid else {} for _, avoid in slots.values()]
         can_exclude, excludes = ray_internals.has_label_selectors(), any(selectors)
-        group = placement_group(
+        group = self._create(
             [bundle.resources or dict(_ALMOST_NOTHING) for bundle, _ in slots.values()],
             strategy=self._strategy if len(slots) > 1 else "SPREAD" if excludes and not can_exclude else "PACK",
             **({"bundle_label_selector": selectors} if excludes and can_exclude else {}),
@@ -160,6 +164,14 @@ class PlacementGroups:
             ),
         )
         self._groups.update({slot: (group, index) for index, slot in enumerate(slots)})
+
+    def _create(self, bundles: list[dict[str, float]], **options: Any) -> PlacementGroup:
+        if self._token or not placement_group_creator.is_needed():
+            return placement_group(bundles, **options)
+        if self._creator is None:
+            self._creator = placement_group_creator.start()
+        found: PlacementGroup = ray.get(self._creator.create.remote(bundles, options))
+        return found
 
     def options(self, slot: int, bundle: Bundle) -> dict[str, Any]:
         """Return the options for an actor that runs in the slot's bundle."""
@@ -217,3 +229,6 @@ class PlacementGroups:
             with contextlib.suppress(Exception):  # the cluster itself may be gone
                 remove_placement_group(group)
         self._groups.clear()
+        if self._creator is not None:
+            with contextlib.suppress(Exception):
+                ray.kill(self._creator)
