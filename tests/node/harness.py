@@ -255,7 +255,7 @@ class Node:
         self.supervisor.handle(StopWorkers(attempt=attempt, grace=grace))
         if self.told.attempt < attempt or self.told.stopped is None:
             return self.wait(WorkersStopped, lambda event: event.attempt == attempt)
-        while attempt in self.supervisor.pending.stopping:  # it has stopped before, so its status stays as it is
+        while attempt in self.supervisor.goal.stopping:  # it has stopped before, so its status stays as it is
             self.unseen += self.events_within(0.01)
         return WorkersStopped(at=RunTime(0.0), attempt=attempt, node=NodeId("node-0"))
 
@@ -458,7 +458,7 @@ def shared_node(node: Node, folder: Path, mark: str, pipe: MessagePipe) -> Itera
     if node.supervisor.attempt_state is not None:
         node.supervisor.attempt_state.close()  # the agent keeps results until the next attempt
     node.supervisor.spec = before
-    stores = len(node.supervisor.pending.stores)
+    stores = len(node.supervisor.goal.stores)
     until(lambda: len(node.children()) <= stores, "the fork server has children left")
 
 

@@ -153,6 +153,23 @@ def test_kill_of_a_fork_server_that_is_not_ready(tmp_path: Path, mark: str, pipe
     node.supervisor.close()
 
 
+def test_an_attempt_that_is_stopped_before_it_began_never_begins(tmp_path: Path, mark: str, pipe: MessagePipe) -> None:
+    """Also if the fork server that should start it dies before it is ready."""
+    node = Node(env=basic_env(mark))
+    node.use_for_test(tmp_path, mark, pipe)
+    node.supervisor.start()
+    node.launch(node.script("print('begun')"))
+    (subreaper,) = until(lambda: subreapers(mark), "no subreaper was started")
+    (server,) = until(lambda: children_of(subreaper), "no fork server was started")
+    node.supervisor.handle(StopWorkers(attempt=node.attempt, grace=0.0))
+    send_signal(server)
+    assert node.wait(WorkersStopped).attempt == node.attempt
+    node.wait(Ready)
+    node.open_store()  # the fork server has carried out all that it was told before
+    assert node.supervisor.workers.pids is None
+    node.supervisor.close()
+
+
 def test_fork_server_that_never_gets_ready(tmp_path: Path, mark: str, pipe: MessagePipe) -> None:
     """After three deaths in a row before it was ready, no more are started, and `Ready` says why."""
     (tmp_path / "runpy.py").write_text("import time\ntime.sleep(60)")  # imported by the fork server alone

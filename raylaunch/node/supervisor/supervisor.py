@@ -6,7 +6,7 @@ import contextlib
 import select
 import signal
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from raylaunch.core.job.job import StartMethod
@@ -28,7 +28,7 @@ from raylaunch.node.protocol.messages import (
     SupervisorEvent,
     WorkerOrder,
 )
-from raylaunch.node.protocol.node_spec import AgentSpec, NodeSpec
+from raylaunch.node.protocol.node_spec import AgentSpec
 from raylaunch.node.state.state_memory import StateMemory
 from raylaunch.node.supervisor import process_failure
 from raylaunch.node.supervisor.attempt_state import AttemptState
@@ -38,6 +38,24 @@ from raylaunch.node.supervisor.survivor_table import SurvivorTable
 from raylaunch.worker.runtime.spec import Report, WorkerSpec
 
 _MOST_FALSE_STARTS = 3
+
+
+@dataclass(slots=True)
+class _ServerGoal:
+    """What the fork server should do, and has not done: another one is told so, if this one dies."""
+
+    stores: dict[int, int] = field(default_factory=dict)
+    """Ports of the stores that should be open, by attempt; 0: any, it is not open yet."""
+    start: forkserver_messages.StartWorkers | None = None
+    """The workers that no fork server was told to start yet."""
+    stopping: set[int] = field(default_factory=set)
+    """Attempts that should end and are not gone yet."""
+
+    def stop(self, attempt: int) -> None:
+        """End an attempt, which may not have begun."""
+        self.stopping.add(attempt)
+        if self.start is not None and self.start.attempt == attempt:
+            self.start = None
 
 
 class Supervisor:
@@ -80,7 +98,7 @@ class Supervisor:
         self._epoll.register(self._poller, select.EPOLLIN)
         self._epoll.register(self.state, select.EPOLLIN)
         self._epoll.register(self._survivors, select.EPOLLIN)
-        self.pending = _PendingOrders()
+        self.goal = _ServerGoal()
         self._preload = spec.job.preloaded
         #: Why `_preload` is less than the job's.
         self._why: tuple[str, ...] = ()
@@ -120,17 +138,20 @@ class Supervisor:
         match order:
             case LaunchWorkers():
                 self.launch(order, self.spec.workers(order))
+            case StopWorkers() | SignalWorkers() if order.signal not in signal.Signals.__members__:
+                msg = f"there is no signal {order.signal!r}"
+                raise ValueError(msg)
             case StopWorkers():
                 self._poller.checkpoint.drop()
+                self.goal.stop(order.attempt)
                 self._send(order)
             case SignalWorkers():
-                if self.ready:
-                    self._send(order)
+                self._send(order)
             case DumpStacks():
                 self._poller.dump_stacks(order, self.attempt_state, self.spec.recorder(order.attempt))
-                if self.ready:
-                    self._send(order)
+                self._send(order)
             case OpenStore():
+                self.goal.stores[order.attempt] = 0
                 self._send(self.spec.store(order.attempt, port=0))
             case ProposeCheckpoint() | CommitCheckpoint():
                 self._poller.handle_checkpoint(order, self.attempt_state)
@@ -147,16 +168,15 @@ class Supervisor:
         if self.attempt_state is not None:
             self.attempt_state.close()
         self.attempt_state = AttemptState(assignment, workers)
+        self.goal.start = None if self.ready else start
         self._send(start)
         self._oom_kills.reset()
 
     def _send(self, order: forkserver_messages.ForkServerOrder) -> None:
-        """Send to the fork server; what it cannot get now, it gets when it is ready."""
-        control = self.client.control if self.ready else None
-        self.pending.add(order, sent=control is not None)
-        if control is not None:
+        """Send to the fork server, if it is ready."""
+        if self.ready and self.client.control is not None:
             with contextlib.suppress(ConnectionError):  # gone: `poll` finds out and handles that
-                wire.send(control, order)
+                wire.send(self.client.control, order)
 
     def renew_lease(self, until_ns: int) -> None:
         """Let the node's processes live until then, by `lease_clock`. 0: without an end.
@@ -164,7 +184,7 @@ class Supervisor:
         After that time the fork server and the workers end by themselves, even if this process is stopped. A lease that
         has expired cannot be renewed.
         """
-        if not self._closed and lease_page.renew(self.page, until_ns) and self.ready:
+        if not self._closed and lease_page.renew(self.page, until_ns):
             self._send(forkserver_messages.ReadPage())
 
     def heartbeat(self) -> Heartbeat | None:
@@ -220,7 +240,6 @@ class Supervisor:
         before = self.workers
         found: list[SupervisorEvent] = []
         for message, fd in self._receive():
-            self.pending.acknowledge(message)
             if (event := self._event_of(message, fd)) is not None:
                 found.append(event)
         state = self.attempt_state
@@ -250,6 +269,7 @@ class Supervisor:
             case messages.Ready():
                 return self._begin_serving(message)
             case messages.StoreOpened():
+                self.goal.stores[message.attempt] = message.port
                 return message
             case messages.ManifestChanged():
                 return replace(message, manifest=None)
@@ -275,9 +295,15 @@ class Supervisor:
                 return
 
     def _begin_serving(self, ready: messages.Ready) -> messages.Ready:
+        """Tell the fork server all that it should do. None of the workers that should end is there."""
         self.ready = True
-        for order in self.pending.take_unsent():
-            self._send(order)
+        for attempt, port in self.goal.stores.items():
+            self._send(self.spec.store(attempt, port))
+        if self.goal.start is not None:
+            self._send(self.goal.start)
+            self.goal.start = None
+        for attempt in sorted(self.goal.stopping):
+            self._gone(attempt)
         return replace(ready, why=self._why + ready.why)
 
     def _exited(self, exited: forkserver_messages.WorkerExited, fd: int | None) -> None:
@@ -313,9 +339,11 @@ class Supervisor:
         if state is not None and state.attempt == event.attempt:
             state.pids = event.pids
             self.state.is_final = True
+        self.goal.stores = {key: port for key, port in self.goal.stores.items() if key >= event.attempt}
         self._tell(event.attempt, pids=event.pids, timings=event.timings, stayed=event.stayed)
 
     def _gone(self, attempt: int) -> None:
+        self.goal.stopping.discard(attempt)
         state = self.attempt_state
         is_present = state is not None and state.attempt == attempt
         self._tell(attempt, stopped=state.take_late_failures() if state is not None and is_present else ())
@@ -331,12 +359,11 @@ class Supervisor:
         self._false_starts = 0 if self.ready else self._false_starts + 1
         self.ready = False
         state = self.attempt_state
-        if state is not None and self.pending.launch is None:
-            stopped = state.attempt in self.pending.stopping or lease_page.has_expired(self.page)
+        if state is not None and self.goal.start is None:
+            stopped = state.attempt in self.goal.stopping or lease_page.has_expired(self.page)
             yield from ((exited, None) for exited in state.exits_with_server(dead, stopped=stopped))
-        for attempt in sorted(self.pending.stopping):
+        for attempt in sorted(self.goal.stopping):
             yield forkserver_messages.WorkersGone(attempt=attempt), None
-        self.pending.prepare_for_successor(self.spec)
         yield from self._restart_server()
 
     def _restart_server(self) -> Iterator[tuple[forkserver_messages.ForkServerEvent, int | None]]:
@@ -358,60 +385,3 @@ class Supervisor:
         except OSError as error:
             why = f"there is no fork server: {limits.explained(error, 'the agent')}"
         yield messages.Ready(start_method=StartMethod.SPAWN, why=(why,), torch=False, pid=0), None
-
-
-class _PendingOrders:
-    """What the next fork server has to be told if the present one dies.
-
-    Stores that are to be open, attempts that are being stopped, and orders that no fork server has got yet.
-    """
-
-    def __init__(self) -> None:
-        #: Ports of stores by attempt; 0: not open yet.
-        self.stores: dict[int, int] = {}
-        #: Attempts that were told to stop and are not gone yet.
-        self.stopping: set[int] = set()
-        self._unsent: list[forkserver_messages.ForkServerOrder] = []
-
-    def add(self, order: forkserver_messages.ForkServerOrder, *, sent: bool) -> None:
-        """Add an order. `sent` False: there is no fork server that could get it now.
-
-        Raises ValueError for a signal that does not exist.
-        """
-        if isinstance(order, StopWorkers | SignalWorkers) and order.signal not in signal.Signals.__members__:
-            msg = f"there is no signal {order.signal!r}"
-            raise ValueError(msg)
-        if isinstance(order, forkserver_messages.StartStore):
-            self.stores[order.attempt] = order.port
-        if isinstance(order, StopWorkers):
-            self.stopping.add(order.attempt)
-        if not sent:
-            self._unsent.append(order)
-
-    def acknowledge(self, event: forkserver_messages.ForkServerEvent) -> None:
-        """Remove what this event of the fork server fulfils."""
-        match event:
-            case messages.StoreOpened():
-                self.stores[event.attempt] = event.port
-            case forkserver_messages.WorkersForked():
-                self.stores = {attempt: port for attempt, port in self.stores.items() if attempt >= event.attempt}
-            case forkserver_messages.WorkersGone():
-                self.stopping.discard(event.attempt)
-            case _:
-                pass
-
-    def take_unsent(self) -> list[forkserver_messages.ForkServerOrder]:
-        """Remove and return the orders that were not sent."""
-        unsent, self._unsent = self._unsent, []
-        return unsent
-
-    @property
-    def launch(self) -> forkserver_messages.StartWorkers | None:
-        """The unsent order to start an attempt, unless that attempt was told to stop."""
-        launches = [order for order in self._unsent if isinstance(order, forkserver_messages.StartWorkers)]
-        return launches[-1] if launches and launches[-1].attempt not in self.stopping else None
-
-    def prepare_for_successor(self, spec: NodeSpec) -> None:
-        """The fork server died: let `take_unsent` return what its successor needs: its stores and an unsent launch."""
-        stores = [spec.store(attempt, port) for attempt, port in self.stores.items()]
-        self._unsent = [*stores, *([self.launch] if self.launch is not None else [])]
