@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tools.docs import site as site_hooks
 from tools.docs.blocks import ROOT
 
 pytestmark = pytest.mark.skipif(
@@ -46,6 +47,17 @@ def test_the_list_for_programs_has_each_page(site: Path) -> None:
         r"^- \[.+\]\(https://[^/]+/raylaunch/([^)]*)\): \S.+$", (site / "llms.txt").read_text(), re.MULTILINE
     )
     assert {name.strip("/") or "." for name in listed} == pages
+
+
+def test_a_page_is_listed_with_its_first_sentence() -> None:
+    """Which may begin with code, and is not cut in it."""
+    page = "# Title\n\n## Part\n\n    code\n\n`-d` (or `detach: true`, see [runs.md](runs.md)) starts a run. It ends.\n"
+    assert site_hooks.beginning(page) == ("Title", "`-d` (or `detach: true`, see runs.md) starts a run.")
+
+
+def test_links_show_titles_and_not_names_of_files(site: Path) -> None:
+    pages = [page for page in site.rglob("index.html") if re.search(r">[a-z-]+\.md</a>", page.read_text())]
+    assert pages == []
 
 
 def test_docstrings_are_on_the_page_of_the_api(site: Path) -> None:
