@@ -363,14 +363,60 @@ def test_groups_share_a_placement_group(launcher):
     }
 
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
 def test_reinforcement_learning_goes_on(launcher):
     """The example gets the same reward where a rank of the policy and an actor of its own are killed."""
-    program = Path(__file__).parents[2] / "examples" / "rl_catch.py"
-    done = launcher.python(str(program), "--iterations", "6", "--kill")
+    done = launcher.python(str(EXAMPLES / "rl_catch.py"), "--iterations", "6", "--kill")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "a rank has died: resuming after iteration 3" in done.stdout
     first, second = re.findall(r"final reward ([\d.]+)", done.stdout)
     assert first == second
+
+
+def test_an_adapter_has_the_methods_of_verl(launcher):
+    """Its program ends with the same loss where a rank is killed."""
+    done = launcher.python(str(EXAMPLES / "verl_adapter.py"), "--steps", "6", "--kill")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(set(re.findall(r"final loss ([\d.]+)", done.stdout))) == 1
+    assert "restart 1 of 3" in done.stderr
+
+    program = """
+    sys.path.insert(0, os.environ["EXAMPLES"])
+    import cloudpickle, verl_adapter
+    cloudpickle.register_pickle_by_value(verl_adapter)  # the ranks cannot import it
+
+    class Worker(Counter):
+        modes = ["ONE_TO_ALL", "ALL_TO_ALL", "DP_COMPUTE", "RANK_ZERO"]
+        one, many, own, zero = [verl_adapter.register(mode)(lambda self, value: (self.rank, value)) for mode in modes]
+        later = verl_adapter.register("ONE_TO_ALL", blocking=False)(lambda self: self.count)
+
+    ray.init(log_to_driver=False, logging_level="ERROR")
+    pool = verl_adapter.RayResourcePool([2], use_gpu=False, max_colocate_count=2)
+    group = verl_adapter.RayWorkerGroup(pool, verl_adapter.RayClassWithInitArgs(Worker, 1, step=3))
+    found = {
+        "size": group.world_size,
+        "one": group.one([1, 2]),
+        "many": [group.many(["a", "b"]), group.own(value=["a", "b"])],
+        "zero": group.zero("x"),
+        "later": group.later().get(),
+        "all": [group.execute_all_sync("one", ["a", "b"]), group.execute_all_async("one", "ab").get()],
+        "first": [group.execute_rank_zero_sync("add", 2), group.execute_rank_zero_async("add", 2).get()],
+    }
+    group.group.close()
+    pool.remove()
+    print(json.dumps(found))
+    """
+    assert outcome(launcher, program, EXAMPLES=str(EXAMPLES)) == {
+        "size": 2,
+        "one": [[0, [1, 2]], [1, [1, 2]]],
+        "many": [[[0, "a"], [1, "b"]]] * 2,
+        "zero": [0, "x"],
+        "later": [1, 1],
+        "all": [[[0, "a"], [1, "b"]], [[0, "ab"], [1, "ab"]]],
+        "first": [7, 13],
+    }
 
 
 CALLERS = """

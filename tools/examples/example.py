@@ -109,6 +109,11 @@ EXAMPLES = (
         arguments=("--kill",),
     ),
     Example(
+        script="verl_adapter.py",
+        what="verl's `RayWorkerGroup` in 120 lines on `WorkerGroup`, and a program that uses it, of which a rank is killed",
+        arguments=("--kill",),
+    ),
+    Example(
         script="notebook.ipynb",
         what="`raylaunch.launch` and `start` in a notebook, which kills one of its workers and compares the results",
         needs=("nbclient", "ipykernel", "sklearn"),
