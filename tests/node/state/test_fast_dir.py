@@ -166,7 +166,7 @@ def test_the_next_agent_on_the_host_takes_over_what_one_that_was_killed_has_left
     first, second = (
         StateMemory(page, secret, None, each) for (page, _), each in zip(pages, (before, after), strict=True)
     )
-    first.adopt()
+    first.files.adopt()
     write(before, "only")
     os.utime(write(before, "both"), (1, 1))
     Path(before.path, "sub").mkdir()
@@ -177,7 +177,7 @@ def test_the_next_agent_on_the_host_takes_over_what_one_that_was_killed_has_left
     before.copied(owner("other"))
     before.become(owner("before", 7))
     before.abandon()
-    second.adopt()
+    second.files.adopt()
     found = {name: Path(after.path, name).read_text() for name in fast_dir.scan(after.path)}
     assert found == {"only": "only", "both": "newer", "sub/x": "sub/x"}
     assert after.owners() == {"": owner("before", 7), "other": owner("other")}

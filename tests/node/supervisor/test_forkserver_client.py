@@ -190,7 +190,7 @@ def test_when_the_lease_has_expired_the_next_agent_gets_what_state_has(
         folder = FastDir()
         with contextlib.closing(StateMemory(page, secret, None, folder)) as heir:
             folder.create()
-            heir.adopt()
+            heir.files.adopt()
             assert heir.held() == (held,)
             assert os.listdir(folder.path) == ["snapshot"]
         folder.remove()
