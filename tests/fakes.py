@@ -20,8 +20,8 @@ from raylaunch.core.monitoring.heartbeat import Heartbeat
 from raylaunch.core.newtypes import NodeTime
 from raylaunch.core.placement.environment import Assignment
 from raylaunch.node.logs.tail import LogOutput
-from raylaunch.node.protocol import messages
-from raylaunch.node.protocol.messages import (
+from raylaunch.node.protocol import node_status
+from raylaunch.node.protocol.node_goal import (
     CommitCheckpoint,
     DumpStacks,
     LaunchWorkers,
@@ -29,14 +29,12 @@ from raylaunch.node.protocol.messages import (
     Order,
     ProposeCheckpoint,
     SignalWorkers,
-    StacksDumped,
-    StepProposed,
     StopWorkers,
 )
-from raylaunch.node.protocol.node_status import AgentReady, NodeStatus
+from raylaunch.node.protocol.node_status import AgentReady, NodeStatus, StacksDumped, StepProposed
 from raylaunch.node.protocol.section import CapabilitySection
 
-READY = messages.Ready(start_method="forkserver", why=(), torch=True, pid=1)
+READY = node_status.Ready(start_method="forkserver", why=(), torch=True, pid=1)
 TIMINGS = RestartTimings(ordered=NodeTime(0.0), ended=NodeTime(0.0), forked=NodeTime(0.0))
 
 
@@ -201,7 +199,7 @@ class FakeFleet:
                 body = peers.dump(self.checked(node, peers.load_goal(order.body)))
                 self.report(node, CapabilitySection(capability=order.capability, body=body))
             case OpenStore(attempt=attempt):
-                self.report(node, messages.StoreOpened(attempt=attempt, port=5000 + attempt))
+                self.report(node, node_status.StoreOpened(attempt=attempt, port=5000 + attempt))
 
     def checked(self, node: str, goal: peers.PeerGoal) -> peers.PeerStatus:
         """Return how far a node is with a check of peers."""

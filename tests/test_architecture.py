@@ -36,7 +36,6 @@ LARGE_MODULES = {
     "raylaunch/core/record/run_layout.py": 18,
     "raylaunch/node/linux/processes.py": 19,
     "raylaunch/node/protocol/forkserver_messages.py": 16,
-    "raylaunch/node/protocol/messages.py": 18,
     "raylaunch/worker/heartbeats/shared_page.py": 37,
     "raylaunch/worker/selfcheck/findings.py": 14,
     "raylaunch/worker/state/commit_buffer.py": 17,

@@ -21,7 +21,7 @@ node.protocol.wire:send | as bytes
 node.forkserver.subreaper:main | forks the fork server
 node.forkserver.server:main | imports ahead, then serves
 node.preload.initial:import_preloads | imports torch
-node.protocol.messages:Ready | what happens on a node, and orders to it
+node.protocol.node_status:Ready
 # The agent's event loop
 cluster.agent.agent:Agent._agent_ready
 node.protocol.node_status:AgentReady | what is true of the node
@@ -45,7 +45,7 @@ _LAUNCH = (
 # The driver's loop, for the actions
 cluster.driver.executor:Executor.perform | actions become orders
 core.placement.environment:assign | the ranks, and the environment that tells them
-node.protocol.messages:LaunchWorkers | what happens on a node, and orders to it
+node.protocol.node_goal:LaunchWorkers | all orders to a node that still matter
 """
     + _ORDER
     + """
@@ -196,7 +196,7 @@ core.machine.saving:save_world | from RUNNING to SAVING
 core.machine.events_and_actions:RequestCheckpoint
 # The driver's loop, for the actions
 cluster.driver.executor:Executor.perform | for the checkpoint it proposes a step, and fixes it when no rank is past it
-node.protocol.messages:ProposeCheckpoint | what happens on a node, and orders to it
+node.protocol.node_goal:ProposeCheckpoint
 """
         + _ORDER
         + """

@@ -20,8 +20,9 @@ from raylaunch.core.monitoring.rank_progress import RankProgress, WorldProgress
 from raylaunch.core.newtypes import HostId, NodeId, RunTime
 from raylaunch.core.placement.environment import Assignment
 from raylaunch.node.logs.tail import LogOutput
-from raylaunch.node.protocol.messages import Order, StacksDumped
+from raylaunch.node.protocol.node_goal import Order
 from raylaunch.node.protocol.node_spec import AgentSpec
+from raylaunch.node.protocol.node_status import StacksDumped
 from raylaunch.node.state.state_memory import StateMemory
 from raylaunch.worker.runtime.spec import WorkerSpec
 

@@ -11,8 +11,7 @@ from raylaunch.cluster.agent.agent import AgentReport
 from raylaunch.core.newtypes import HostId, NodeId
 from raylaunch.errors import ClusterError
 from raylaunch.node.logs.log_files import LogAnswer, LogQuery, LogRead
-from raylaunch.node.protocol.messages import Order
-from raylaunch.node.protocol.node_goal import NodeGoal
+from raylaunch.node.protocol.node_goal import NodeGoal, Order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from raylaunch.core.failures.stacks import Stack
 from raylaunch.core.newtypes import NodeId
 from raylaunch.core.placement.environment import Assignment
-from raylaunch.node.protocol.messages import DumpStacks, Order, StacksDumped
+from raylaunch.node.protocol.node_goal import DumpStacks, Order
+from raylaunch.node.protocol.node_status import StacksDumped
 
 ANSWER_SECONDS = 2.0
 """How long nodes have to answer. A node that does not is left out of the report."""

@@ -35,10 +35,9 @@ from raylaunch.core.job.job import Entrypoint, Job
 from raylaunch.core.monitoring.heartbeat import Heartbeat
 from raylaunch.errors import ClusterError
 from raylaunch.node.logs.tail import LogOutput
-from raylaunch.node.protocol.messages import LaunchWorkers, Order, StacksDumped
-from raylaunch.node.protocol.node_goal import NodeGoal
+from raylaunch.node.protocol.node_goal import LaunchWorkers, NodeGoal, Order
 from raylaunch.node.protocol.node_spec import AgentSpec
-from raylaunch.node.protocol.node_status import NodeStatus
+from raylaunch.node.protocol.node_status import NodeStatus, StacksDumped
 from tests import profiles
 from tests.cluster.agent.test_ray_actor import SPEC
 from tests.fakes import FakeFleet, RunRecorder

@@ -15,7 +15,8 @@ from raylaunch.cluster.driver.driver import Driver
 from raylaunch.cluster.local import gpus, local_machine
 from raylaunch.core.job.job import Entrypoint, Job, NodeRule
 from raylaunch.errors import ClusterError
-from raylaunch.node.protocol.messages import LaunchWorkers, OpenStore, StoreOpened
+from raylaunch.node.protocol.node_goal import LaunchWorkers, OpenStore
+from raylaunch.node.protocol.node_status import StoreOpened
 from tests.cluster.conftest import Launcher, left_in_ray, wait_until
 from tests.fakes import FakeFleet, RunRecorder
 from tests.private_cluster import Cluster, end_marked, free_ports, marked, private_cluster

@@ -33,9 +33,9 @@ from raylaunch.core.placement.packing import Bundle
 from raylaunch.core.placement.plan import make_plan
 from raylaunch.errors import ClusterError
 from raylaunch.node.linux import nvml
-from raylaunch.node.protocol.messages import Ready, StopWorkers
+from raylaunch.node.protocol.node_goal import StopWorkers
 from raylaunch.node.protocol.node_spec import AgentSpec
-from raylaunch.node.protocol.node_status import AgentReady, NodeStatus
+from raylaunch.node.protocol.node_status import AgentReady, NodeStatus, Ready
 from tests.cluster.conftest import wait_until
 from tests.private_cluster import MARK, end_marked, marked
 

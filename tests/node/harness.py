@@ -31,15 +31,9 @@ from raylaunch.core.machine.observe import WorkersStatus, observe
 from raylaunch.core.newtypes import NodeId, NodeTime, RunTime
 from raylaunch.core.placement.environment import Member, Rendezvous, assign
 from raylaunch.node.linux import processes
-from raylaunch.node.protocol.messages import (
-    LaunchWorkers,
-    OpenStore,
-    Ready,
-    StopWorkers,
-    StoreOpened,
-    SupervisorEvent,
-)
+from raylaunch.node.protocol.node_goal import LaunchWorkers, OpenStore, StopWorkers
 from raylaunch.node.protocol.node_spec import AgentSpec, NodeSpec
+from raylaunch.node.protocol.node_status import Ready, StoreOpened, SupervisorEvent
 from raylaunch.node.state.state_memory import StateMemory
 from raylaunch.node.supervisor.supervisor import Supervisor
 from tests import private_cluster

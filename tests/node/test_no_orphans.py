@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from raylaunch.core.machine.events_and_actions import WorkersExited, WorkersStopped
-from raylaunch.node.protocol.messages import OpenStore, Ready, StopWorkers, StoreOpened
+from raylaunch.node.protocol.node_goal import OpenStore, StopWorkers
+from raylaunch.node.protocol.node_status import Ready, StoreOpened
 from tests.node.harness import (
     MessagePipe,
     Node,

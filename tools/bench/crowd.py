@@ -28,15 +28,8 @@ from raylaunch.core.monitoring.heartbeat import Heartbeat, WorkerProgress
 from raylaunch.core.newtypes import HostId, NodeTime
 from raylaunch.core.placement.environment import Assignment
 from raylaunch.core.placement.packing import Bundle
-from raylaunch.node.protocol.messages import (
-    LaunchWorkers,
-    OpenStore,
-    Order,
-    Ready,
-    StopWorkers,
-    StoreOpened,
-)
-from raylaunch.node.protocol.node_status import AgentReady, StatusFeed
+from raylaunch.node.protocol.node_goal import LaunchWorkers, OpenStore, Order, StopWorkers
+from raylaunch.node.protocol.node_status import AgentReady, Ready, StatusFeed, StoreOpened
 from tests.fakes import TIMINGS, process_failure
 
 _READY = Ready(start_method=StartMethod.FORKSERVER, why=(), torch=True, pid=1)

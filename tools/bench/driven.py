@@ -34,7 +34,7 @@ from raylaunch.core.newtypes import SIGTERM
 from raylaunch.core.placement.packing import Bundle
 from raylaunch.core.placement.plan import Plan
 from raylaunch.core.record.journal import JournalEntry
-from raylaunch.node.protocol.messages import LaunchWorkers, Order, StopWorkers
+from raylaunch.node.protocol.node_goal import LaunchWorkers, Order, StopWorkers
 from raylaunch.node.protocol.node_spec import AgentSpec
 from tests.fakes import FakeFleet
 from tools.bench.crowd import Crowds, Room, Told

@@ -24,7 +24,7 @@ from raylaunch.core.monitoring.hang_policy import (
 from raylaunch.core.monitoring.rank_progress import RankProgress, WorldProgress
 from raylaunch.core.newtypes import NodeId, RunTime
 from raylaunch.core.placement.environment import Assignment, assign
-from raylaunch.node.protocol.messages import StacksDumped
+from raylaunch.node.protocol.node_status import StacksDumped
 
 _JOIN_SECONDS = 60.0
 """How long after the start of all workers those are named that others wait for. Later it is tried again."""

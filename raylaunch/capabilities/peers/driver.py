@@ -27,7 +27,7 @@ from raylaunch.core.machine.events_and_actions import (
 from raylaunch.core.machine.state import Phase
 from raylaunch.core.newtypes import NO_HOST, NodeId, RunTime
 from raylaunch.core.placement.environment import Assignment, assign
-from raylaunch.node.protocol.messages import StacksDumped
+from raylaunch.node.protocol.node_status import StacksDumped
 
 FORM_SECONDS = 10.0
 """How long after its launch an attempt without a step is checked. Each further check comes after twice the time."""

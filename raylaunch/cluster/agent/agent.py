@@ -29,16 +29,17 @@ from raylaunch.node.logs import log_files
 from raylaunch.node.logs.log_files import LogAnswer, LogQuery, LogRead
 from raylaunch.node.logs.tail import LogOutput
 from raylaunch.node.protocol.acceptor import SecretAddress
-from raylaunch.node.protocol.messages import (
-    LaunchWorkers,
+from raylaunch.node.protocol.node_goal import LaunchWorkers, Order
+from raylaunch.node.protocol.node_spec import AgentSpec
+from raylaunch.node.protocol.node_status import (
+    AgentReady,
     NodeEvent,
+    NodeStatus,
     NodeWarning,
-    Order,
     Ready,
     StacksDumped,
+    StatusFeed,
 )
-from raylaunch.node.protocol.node_spec import AgentSpec
-from raylaunch.node.protocol.node_status import AgentReady, NodeStatus, StatusFeed
 from raylaunch.node.protocol.section import CapabilitySection
 from raylaunch.node.supervisor.forkserver_client import ForkServerClient
 from raylaunch.node.supervisor.supervisor import Supervisor

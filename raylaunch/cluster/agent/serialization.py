@@ -21,8 +21,7 @@ import msgspec
 from raylaunch.cluster.agent.agent import AgentReport
 from raylaunch.core.decoding import prepare
 from raylaunch.node.logs.log_files import LogAnswer, LogQuery, LogRead
-from raylaunch.node.protocol.messages import Order
-from raylaunch.node.protocol.node_goal import NodeGoal
+from raylaunch.node.protocol.node_goal import NodeGoal, Order
 from raylaunch.node.protocol.node_spec import AgentSpec
 
 _Message = TypeVar("_Message")

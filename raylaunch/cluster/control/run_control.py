@@ -50,7 +50,7 @@ from raylaunch.core.placement.environment import assign, natural_key
 from raylaunch.core.record.result import RunResult
 from raylaunch.core.text import host_list, printable
 from raylaunch.node.protocol.acceptor import SecretAddress
-from raylaunch.node.protocol.messages import StacksDumped
+from raylaunch.node.protocol.node_status import StacksDumped
 
 MOST_WAIT_SECONDS = 15.0
 """The longest time after which the state is answered."""

@@ -29,18 +29,17 @@ from raylaunch.core.machine.state import Running, Saving, Starting, Stopping
 from raylaunch.core.newtypes import SIGTERM, NodeId, RunTime
 from raylaunch.core.placement.environment import Rendezvous, assign
 from raylaunch.errors import ClusterError
-from raylaunch.node.protocol.messages import (
+from raylaunch.node.protocol.node_goal import (
     CommitCheckpoint,
     LaunchWorkers,
+    NodeGoal,
     OpenStore,
     Order,
     ProposeCheckpoint,
     SignalWorkers,
-    StepProposed,
     StopWorkers,
-    StoreOpened,
 )
-from raylaunch.node.protocol.node_goal import NodeGoal
+from raylaunch.node.protocol.node_status import StepProposed, StoreOpened
 
 _STEPS_BEYOND = 2
 """From the furthest worker to the next proposal: a worker asks once a step, so it cannot have gone further by then."""

@@ -16,7 +16,7 @@ from raylaunch.cluster.fleet.slot_table import Request, StartAgent
 from raylaunch.cluster.fleet_api import Tell
 from raylaunch.core.newtypes import HostId, NodeId
 from raylaunch.core.placement.plan import Plan
-from raylaunch.node.protocol.messages import Order
+from raylaunch.node.protocol.node_goal import Order
 from raylaunch.node.protocol.node_spec import AgentSpec
 
 Answer = TypeVar("Answer")

@@ -37,7 +37,7 @@ from raylaunch.core.placement.plan import Plan
 from raylaunch.core.text import count
 from raylaunch.errors import ClusterError
 from raylaunch.node.logs.log_files import LogAnswer, LogQuery, LogRead
-from raylaunch.node.protocol.messages import Order, StopWorkers
+from raylaunch.node.protocol.node_goal import Order, StopWorkers
 from raylaunch.node.protocol.node_spec import AgentSpec
 
 _CLOSE_SECONDS = 20.0

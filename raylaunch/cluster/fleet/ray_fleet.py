@@ -53,8 +53,7 @@ from raylaunch.core.text import count
 from raylaunch.errors import ClusterError
 from raylaunch.node.logs.log_files import LogAnswer, LogQuery, LogRead
 from raylaunch.node.protocol.acceptor import SecretAddress
-from raylaunch.node.protocol.messages import Order
-from raylaunch.node.protocol.node_goal import NodeGoals
+from raylaunch.node.protocol.node_goal import NodeGoals, Order
 from raylaunch.node.protocol.node_spec import AgentSpec
 
 _JOIN_SECONDS = 2.0

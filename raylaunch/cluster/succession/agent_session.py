@@ -11,8 +11,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from raylaunch.node.protocol.messages import Order
-from raylaunch.node.protocol.node_goal import NodeGoal
+from raylaunch.node.protocol.node_goal import NodeGoal, Order
 
 SUCCESSION_SECONDS = 100.0
 """How long a node goes on by itself when its driver's process is gone, and not longer: the next one counts on that.

@@ -27,7 +27,7 @@ from raylaunch.cluster.takeover.ledger import LastDriver, Ledger, RunFacts
 from raylaunch.core.machine.events_and_actions import Action, Launch, Stop
 from raylaunch.core.machine.state import Phase
 from raylaunch.core.newtypes import NodeId, RunTime
-from raylaunch.node.protocol.messages import StopWorkers
+from raylaunch.node.protocol.node_goal import StopWorkers
 from raylaunch.node.protocol.node_spec import AgentSpec
 
 _SAVE_SECONDS = 0.05

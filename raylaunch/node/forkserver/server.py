@@ -33,8 +33,8 @@ from raylaunch.node.linux.processes import CLEANUP_SECONDS, fork, run_at_bottom
 from raylaunch.node.preload.controller import PreloadController
 from raylaunch.node.preload.initial import import_preloads
 from raylaunch.node.preload.zygote import Zygote
-from raylaunch.node.protocol import forkserver_messages, lease_page, messages, wire
-from raylaunch.node.protocol.messages import DumpStacks, SignalWorkers, StopWorkers
+from raylaunch.node.protocol import forkserver_messages, lease_page, node_status, wire
+from raylaunch.node.protocol.node_goal import DumpStacks, SignalWorkers, StopWorkers
 from raylaunch.worker.heartbeats.shared_page import SharedPage
 from raylaunch.worker.runtime import boot, entry, process_setup, staleness
 from raylaunch.worker.runtime.server_file import ServerFile
@@ -81,7 +81,7 @@ def _serve_and_end(control: socket.socket, lifeline: int, folders: Sequence[str]
     return 0
 
 
-def _import_ahead(initialize: forkserver_messages.Initialize) -> messages.Ready:
+def _import_ahead(initialize: forkserver_messages.Initialize) -> node_status.Ready:
     """Import what the job preloads and, if the script may use them, the modules of `State` and `elastic`."""
     if initialize.start_method == StartMethod.FORKSERVER and _may_use_state(initialize.script):
         for module in _STATE_MODULES:
@@ -106,7 +106,7 @@ class ForkServer:
         self,
         control: socket.socket,
         initialize: forkserver_messages.Initialize,
-        ready: messages.Ready,
+        ready: node_status.Ready,
         started_at: float,
     ) -> None:
         """`control`: the socket to the supervisor. `ready`: what to tell it when serving begins.

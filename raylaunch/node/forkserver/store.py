@@ -25,7 +25,7 @@ from functools import partial
 
 from raylaunch.node.linux import command_line, dns, interfaces, limits, processes
 from raylaunch.node.linux.processes import fork
-from raylaunch.node.protocol import messages
+from raylaunch.node.protocol import node_status
 from raylaunch.node.protocol.forkserver_messages import StartStore
 
 _BACKLOG = 4096
@@ -144,7 +144,7 @@ class StoreTable:
         """Return the process ids of stores that were neither closed nor reaped."""
         return {found.pid for found in self._stores.values()}
 
-    def open(self, order: StartStore, losses: int = 0) -> messages.StoreOpened:
+    def open(self, order: StartStore, losses: int = 0) -> node_status.StoreOpened:
         """Bind the attempt's store and fork its process, in place of one that the attempt may have already."""
         self._close([number for number in self._stores if number == order.attempt])
         place = meeting_place(order.address, order.master_addr, several_nodes=order.several_nodes)
@@ -158,14 +158,14 @@ class StoreTable:
             if listening is not None:
                 listening.close()
             why = limits.explained(error, "the fork server")
-            return messages.StoreOpened(attempt=order.attempt, port=0, address=place.listens, why=why)
+            return node_status.StoreOpened(attempt=order.attempt, port=0, address=place.listens, why=why)
         self._stores[order.attempt] = _StoreProcess(pid, replace(order, port=port), losses)
-        return messages.StoreOpened(attempt=order.attempt, port=port, address=place.told, why=place.why)
+        return node_status.StoreOpened(attempt=order.attempt, port=port, address=place.told, why=place.why)
 
     def _serve(self, address: str, port: int, listening: socket.socket) -> int:
         return self._run(address, port, listening.detach())
 
-    def reaped(self, pids: Collection[int]) -> Iterator[messages.StoreOpened]:
+    def reaped(self, pids: Collection[int]) -> Iterator[node_status.StoreOpened]:
         """Handle the end of these processes: reopen each store that died, at its port, and yield the result.
 
         Workers that have not connected yet do not notice. Connected workers get an error from torch.
@@ -179,7 +179,7 @@ class StoreTable:
                 yield replace(opened, why=_DIED.format(attempt)) if opened.port else opened
             else:
                 why = "its process dies again and again"
-                yield messages.StoreOpened(attempt=attempt, port=0, address=died.order.address, why=why)
+                yield node_status.StoreOpened(attempt=attempt, port=0, address=died.order.address, why=why)
 
     def close_before(self, attempt: int) -> None:
         """Kill the stores of earlier attempts."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from raylaunch.node.preload import zygote
 from raylaunch.node.preload.zygote_client import ForkedWorkers, ImportReport, ZygoteClient
-from raylaunch.node.protocol import import_manifest, messages, wire
+from raylaunch.node.protocol import import_manifest, node_status, wire
 from raylaunch.node.protocol.forkserver_messages import ForkServerEvent, Initialize
 from raylaunch.node.protocol.import_manifest import ImportManifest
 from raylaunch.worker.runtime import import_recorder
@@ -157,7 +157,7 @@ class PreloadController:
 
     def _report(self, why: str) -> None:
         proven = self._proven and self._proven.without(self._refused)
-        self._send(messages.ManifestChanged(manifest=proven, why=why))
+        self._send(node_status.ManifestChanged(manifest=proven, why=why))
 
     def fork_workers(self, workers: tuple[WorkerSpec, ...], files: list[tuple[int, ...]]) -> ForkedWorkers | None:
         """Let the zygote fork the workers, if there is one that can. `files`: see `zygote.ForkWorkers`."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from raylaunch.core.job.job import StartMethod
 from raylaunch.node.linux import dns, processes
 from raylaunch.node.preload.fork_safety import asks_nvml, why_fork_is_unsafe
-from raylaunch.node.protocol import messages
+from raylaunch.node.protocol import node_status
 from raylaunch.node.protocol.forkserver_messages import Initialize
 from raylaunch.worker import torch_internals
 from raylaunch.worker.runtime import tcpstore_patch
@@ -35,7 +35,7 @@ and to import checkpoints, DTensor, FSDP, TorchScript and profilers.
 _MOST_BYTES = 1_000_000
 
 
-def import_preloads(begin: Initialize) -> messages.Ready:
+def import_preloads(begin: Initialize) -> node_status.Ready:
     """Import the modules, and return how workers can be started from this process.
 
     A module that cannot be imported is a warning in `Ready.why`. Where a fork would be unsafe after the imports,
@@ -57,7 +57,7 @@ def import_preloads(begin: Initialize) -> messages.Ready:
     if method == StartMethod.FORKSERVER:
         dns.disable_reverse_lookups()
     processes.prepare_to_fork()
-    return messages.Ready(start_method=method, why=tuple(why), torch=torch, pid=os.getpid())
+    return node_status.Ready(start_method=method, why=tuple(why), torch=torch, pid=os.getpid())
 
 
 def _import(module: str) -> str:

@@ -1,7 +1,8 @@
 """The messages between a node's supervisor and its fork server.
 
 The supervisor sends a `ForkServerOrder`, and the fork server a `ForkServerEvent`, over the socket pair of `wire`.
-Orders of the driver that the supervisor passes on, and events that it passes on to the driver, are in `messages`.
+Orders of the driver that the supervisor passes on are in `node_goal`, and events that it passes on to the driver in
+`node_status`.
 """
 
 from __future__ import annotations
@@ -12,14 +13,8 @@ from raylaunch.core.job.job import StartMethod
 from raylaunch.core.machine.events_and_actions import RestartTimings
 from raylaunch.core.newtypes import NodeTime
 from raylaunch.node.protocol.import_manifest import ImportManifest
-from raylaunch.node.protocol.messages import (
-    DumpStacks,
-    ManifestChanged,
-    Ready,
-    SignalWorkers,
-    StopWorkers,
-    StoreOpened,
-)
+from raylaunch.node.protocol.node_goal import DumpStacks, SignalWorkers, StopWorkers
+from raylaunch.node.protocol.node_status import ManifestChanged, Ready, StoreOpened
 from raylaunch.worker.runtime.spec import WorkerSpec
 
 # From the supervisor to the fork server.

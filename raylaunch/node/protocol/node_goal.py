@@ -1,4 +1,10 @@
-"""What the driver tells a node: `NodeGoal`, all that the node is to do, of which the newest counts."""
+"""What the driver tells a node: `NodeGoal`, all orders that the node is to carry out, of which the newest counts.
+
+The driver creates an `Order`. `Fleet.send` carries it to the node's agent, which hands it to `Supervisor.handle`. No
+order has a direct answer: what each one leads to is named below, and is in the node's status (`node_status`).
+
+The supervisor passes some orders on to its fork server; see `forkserver_messages`.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +12,89 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from raylaunch.core.newtypes import NodeId
-from raylaunch.node.protocol.messages import LaunchWorkers, OpenStore, Order, SignalWorkers, StopWorkers, WorkerOrder
+from raylaunch.core.newtypes import SIGTERM, NodeId, SignalName
+from raylaunch.core.placement.environment import Assignment, Rendezvous
 from raylaunch.node.protocol.section import CapabilitySection
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchWorkers:
+    """Kill what is left of earlier attempts, then start this node's workers of the next one.
+
+    What becomes of them is in the `WorkersStatus`.
+    """
+
+    assignment: Assignment
+    rendezvous: Rendezvous
+    staying: bool = False
+    """Workers of the attempt before that can stay are not killed. They take part in the next one as they are."""
+    has_survivors: bool = False
+    """The same on any node of the attempt."""
+
+    @property
+    def attempt(self) -> int:
+        """The number of the attempt."""
+        return self.assignment.attempt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopWorkers:
+    """Send all processes of the attempt the signal, and SIGKILL after `grace` seconds. Leads to `stopped`."""
+
+    attempt: int
+    grace: float
+    signal: SignalName = SIGTERM
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignalWorkers:
+    """Send the signal to the attempt's workers, which go on running. Does nothing where the attempt has ended."""
+
+    attempt: int
+    signal: SignalName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DumpStacks:
+    """Have every worker of the attempt write the stacks of its threads. Leads to `StacksDumped`."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenStore:
+    """Open the TCPStore of an attempt on this node. Leads to `StoreOpened`."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProposeCheckpoint:
+    """Propose the step at which the attempt's workers save: phase one of two.
+
+    Leads to `StepProposed`, or to `has_saved` in the status, without a step, where the script never asks
+    `should_checkpoint`.
+    """
+
+    attempt: int
+    step: int
+    expected: bool = False
+    """All workers of an earlier attempt have asked: one that has not yet is waited for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitCheckpoint:
+    """Make the workers save at the step that was proposed last: phase two. Leads to `has_saved`."""
+
+    attempt: int
+    step: int
+
+
+WorkerOrder = (
+    LaunchWorkers | StopWorkers | SignalWorkers | DumpStacks | OpenStore | ProposeCheckpoint | CommitCheckpoint
+)
+"""What an agent passes on to its supervisor."""
+Order = WorkerOrder | CapabilitySection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from raylaunch.core.record.run_layout import ERROR, LAYOUTS, STDERR, STDOUT
 from raylaunch.core.text import printable
 from raylaunch.node.protocol.acceptor import SecretAddress
 from raylaunch.node.protocol.forkserver_messages import StartStore
-from raylaunch.node.protocol.messages import LaunchWorkers
+from raylaunch.node.protocol.node_goal import LaunchWorkers
 from raylaunch.worker import RUN_DIR_VARIABLE
 from raylaunch.worker.heartbeats import shared_page, slot_owner
 from raylaunch.worker.runtime import entry, files_wait

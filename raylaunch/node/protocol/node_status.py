@@ -1,25 +1,96 @@
-"""What a node tells the driver: `NodeStatus`, the whole truth about it, of which the newest counts."""
+"""What a node tells the driver: `NodeStatus`, the whole truth about it, of which the newest counts.
+
+The agent makes it of the events below, which come from the supervisor, and some of them from the fork server. Times are
+the node's own (`NodeTime`).
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from raylaunch.core.failures.stacks import Stack
+from raylaunch.core.job.job import StartMethod
 from raylaunch.core.machine.observe import WorkersStatus
-from raylaunch.core.newtypes import HostId, assert_never
-from raylaunch.node.protocol.messages import (
-    ManifestChanged,
-    NodeWarning,
-    Ready,
-    StepProposed,
-    StoreOpened,
-)
+from raylaunch.core.newtypes import HostId, NodeId, assert_never
+from raylaunch.node.protocol.import_manifest import ImportManifest
 from raylaunch.node.protocol.section import CapabilitySection
-
-StatusEvent = WorkersStatus | StoreOpened | ManifestChanged | StepProposed | NodeWarning | CapabilitySection
-"""What changes the status of a node that is up: all but the answer to a request."""
 
 _MOST_WARNINGS = 50
 """The newest are kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """The fork server has imported everything and takes orders.
+
+    `why`: why it does not fork workers, and which imports failed, for a person. `torch`: whether torch is installed,
+    without which no store can be opened.
+    """
+
+    start_method: StartMethod
+    why: tuple[str, ...]
+    torch: bool
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreOpened:
+    """The store of the attempt listens at this port; 0: it could not be opened."""
+
+    attempt: int
+    port: int
+    address: str = ""
+    """What workers are told as MASTER_ADDR; `""`: the node's address."""
+    why: str = ""
+    """Why it could not be opened, or not at the job's `master_addr`; that it died before; for a person."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestChanged:
+    """What the fork server can import ahead has changed. `why`: why a module cannot be, for a person; `""`: all can."""
+
+    manifest: ImportManifest | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeWarning:
+    """A person should know something of the node."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepProposed:
+    """A step was proposed to the node's workers, phase one of a checkpoint of the whole world."""
+
+    node: NodeId
+    attempt: int
+    step: int
+    reached: int
+    """The last step that any of them had asked about when it could first know of the proposal, or when it ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StacksDumped:
+    """The stacks of every live worker of the node's part of the attempt."""
+
+    node: NodeId
+    attempt: int
+    stacks: tuple[Stack, ...]
+
+
+_StatusEvent = WorkersStatus | StoreOpened | ManifestChanged | StepProposed | NodeWarning | CapabilitySection
+"""What changes the status of a node that is up: all but the answer to a request."""
+
+NodeEvent = _StatusEvent | StacksDumped
+"""What an agent is told, or notices itself."""
+
+SupervisorEvent = Ready | WorkersStatus | StoreOpened | ManifestChanged | StepProposed | StacksDumped
+"""What `Supervisor.poll` returns. Of its workers it tells what is true of them now, whenever that has changed.
+
+The agent makes an `AgentReady` of `Ready`.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +133,7 @@ class NodeStatus:
     warnings: tuple[str, ...] = ()
     """What a person should know of the node, each once, the newest last."""
 
-    def after(self, event: AgentReady | StatusEvent) -> NodeStatus:
+    def after(self, event: AgentReady | _StatusEvent) -> NodeStatus:
         """Return the status after something has happened on the node."""
         changed = replace(self, generation=self.generation + 1)
         match event:
@@ -94,7 +165,7 @@ class StatusFeed:
         self._status = NodeStatus()
         self._told = (epoch, self._status)
 
-    def add(self, event: AgentReady | StatusEvent) -> None:
+    def add(self, event: AgentReady | _StatusEvent) -> None:
         """Something has happened on the node."""
         self._status = self._status.after(event)
 

@@ -16,7 +16,7 @@ from raylaunch.core.job.job import StartMethod
 from raylaunch.node.forkserver import file_timer, subreaper
 from raylaunch.node.linux import processes, scratch
 from raylaunch.node.linux.processes import CLEANUP_WAIT_SECONDS
-from raylaunch.node.protocol import forkserver_messages, messages, wire
+from raylaunch.node.protocol import forkserver_messages, node_status, wire
 from raylaunch.node.protocol.import_manifest import ImportManifest
 from raylaunch.node.protocol.node_spec import AgentSpec, NodeSpec
 from raylaunch.node.state.fast_dir import FastDir
@@ -29,7 +29,7 @@ ACTIVATE_SECONDS = 5.0
 _END_SECONDS = 2 * CLEANUP_WAIT_SECONDS + 1
 """The subreaper waits for the fork server first, and then kills what that has left."""
 
-Answer = TypeVar("Answer", forkserver_messages.ResetDone, messages.Ready)
+Answer = TypeVar("Answer", forkserver_messages.ResetDone, node_status.Ready)
 
 
 class ForkServerProcess:
@@ -108,7 +108,7 @@ class ForkServerClient:
         #: The fork server's process id, once it was ready.
         self.pid = 0
         #: What the fork server answered to `activate`, until the supervisor takes it.
-        self.ready: messages.Ready | None = None
+        self.ready: node_status.Ready | None = None
         #: What the fork server can import ahead, for its successor.
         self.manifest: ImportManifest | None = None
         #: What a fork server or its subreaper said last of its own end.
@@ -153,12 +153,12 @@ class ForkServerClient:
         """
         assert self.control is not None
         event, fd = wire.receive(self.control)
-        if isinstance(event, messages.Ready):  # only now: the processes that remove the folders are there
+        if isinstance(event, node_status.Ready):  # only now: the processes that remove the folders are there
             self.pid = event.pid
             self.fast_dir.create()
             if self._folder:
                 scratch.create(self._folder)
-        if isinstance(event, messages.ManifestChanged):
+        if isinstance(event, node_status.ManifestChanged):
             self.manifest = event.manifest
         if isinstance(event, forkserver_messages.ServerFailed):
             self.last_words = event.why
@@ -189,7 +189,7 @@ class ForkServerClient:
 
     def activate(self) -> bool:
         """After `reset`: return whether another run can begin. Waits for the answer, for seconds at most."""
-        self.ready = self._request(forkserver_messages.Activate(), messages.Ready, ACTIVATE_SECONDS)
+        self.ready = self._request(forkserver_messages.Activate(), node_status.Ready, ACTIVATE_SECONDS)
         return self.ready is not None
 
     def _request(

@@ -17,14 +17,9 @@ from raylaunch.core.newtypes import NodeId
 from raylaunch.node.linux import procfs
 from raylaunch.node.linux.timerfd import TimerFd
 from raylaunch.node.protocol.forkserver_messages import StackDumpStarted
-from raylaunch.node.protocol.messages import (
-    CommitCheckpoint,
-    DumpStacks,
-    ProposeCheckpoint,
-    StacksDumped,
-    StepProposed,
-)
+from raylaunch.node.protocol.node_goal import CommitCheckpoint, DumpStacks, ProposeCheckpoint
 from raylaunch.node.protocol.node_spec import RECORDER_DUMP, RECORDER_PIPE
+from raylaunch.node.protocol.node_status import StacksDumped, StepProposed
 from raylaunch.node.supervisor.attempt_state import AttemptState
 from raylaunch.node.supervisor.flight_recorder import FlightRecorder
 from raylaunch.worker.heartbeats import shared_page as fields

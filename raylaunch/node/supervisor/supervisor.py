@@ -15,9 +15,9 @@ from raylaunch.core.monitoring.heartbeat import Heartbeat
 from raylaunch.core.newtypes import assert_never
 from raylaunch.node.linux import limits
 from raylaunch.node.linux.oom import OomKills
-from raylaunch.node.protocol import forkserver_messages, lease_page, messages, wire
+from raylaunch.node.protocol import forkserver_messages, lease_page, node_status, wire
 from raylaunch.node.protocol.import_manifest import ImportManifest
-from raylaunch.node.protocol.messages import (
+from raylaunch.node.protocol.node_goal import (
     CommitCheckpoint,
     DumpStacks,
     LaunchWorkers,
@@ -25,10 +25,10 @@ from raylaunch.node.protocol.messages import (
     ProposeCheckpoint,
     SignalWorkers,
     StopWorkers,
-    SupervisorEvent,
     WorkerOrder,
 )
-from raylaunch.node.protocol.node_spec import AgentSpec
+from raylaunch.node.protocol.node_spec import AgentSpec, NodeSpec
+from raylaunch.node.protocol.node_status import SupervisorEvent
 from raylaunch.node.state.state_memory import StateMemory
 from raylaunch.node.supervisor import process_failure
 from raylaunch.node.supervisor.attempt_state import AttemptState
@@ -87,7 +87,7 @@ class Supervisor:
         )
         self._survivors = SurvivorTable()
         own = replace(own, state_address=self.state.address, survivors_address=self._survivors.address)
-        self.spec = replace(own, interface_env=interface_env or {})
+        self.spec: NodeSpec = replace(own, interface_env=interface_env or {})
         #: Whether the fork server has imported everything and takes orders.
         self.ready = False
         #: What is true of the workers of the newest attempt.
@@ -266,12 +266,12 @@ class Supervisor:
                 self._gone(message.attempt)
             case forkserver_messages.StackDumpStarted():
                 self._poller.dumps.add_file(message, fd)
-            case messages.Ready():
+            case node_status.Ready():
                 return self._begin_serving(message)
-            case messages.StoreOpened():
+            case node_status.StoreOpened():
                 self.goal.stores[message.attempt] = message.port
                 return message
-            case messages.ManifestChanged():
+            case node_status.ManifestChanged():
                 return replace(message, manifest=None)
             case _:
                 pass  # it is the client's
@@ -294,7 +294,7 @@ class Supervisor:
                 yield from self._server_died()
                 return
 
-    def _begin_serving(self, ready: messages.Ready) -> messages.Ready:
+    def _begin_serving(self, ready: node_status.Ready) -> node_status.Ready:
         """Tell the fork server all that it should do. None of the workers that should end is there."""
         self.ready = True
         for attempt, port in self.goal.stores.items():
@@ -384,4 +384,4 @@ class Supervisor:
                 return
         except OSError as error:
             why = f"there is no fork server: {limits.explained(error, 'the agent')}"
-        yield messages.Ready(start_method=StartMethod.SPAWN, why=(why,), torch=False, pid=0), None
+        yield node_status.Ready(start_method=StartMethod.SPAWN, why=(why,), torch=False, pid=0), None

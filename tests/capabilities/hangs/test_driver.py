@@ -21,7 +21,8 @@ from raylaunch.core.monitoring.hang_policy import LOOKS
 from raylaunch.core.monitoring.heartbeat import Heartbeat, WorkerProgress
 from raylaunch.core.monitoring.rank_progress import WARM_UP
 from raylaunch.core.placement.environment import Member
-from raylaunch.node.protocol.messages import DumpStacks, StacksDumped
+from raylaunch.node.protocol.node_goal import DumpStacks
+from raylaunch.node.protocol.node_status import StacksDumped
 from tests.fakes import FakeFleet, RunRecorder, driver_port
 
 FETCH = 'Current thread 0x1 (most recent call first):\n  File "/job/train.py", line 33 in fetch\n'

@@ -33,7 +33,7 @@ from raylaunch.core.monitoring.heartbeat import Heartbeat, WorkerProgress
 from raylaunch.core.record.result import result
 from raylaunch.errors import ExitCode
 from raylaunch.node.protocol.acceptor import SecretAddress
-from raylaunch.node.protocol.messages import ProposeCheckpoint
+from raylaunch.node.protocol.node_goal import ProposeCheckpoint
 from tests.cli.runs.made_runs import NOBODY, dead, make_folder
 from tests.cluster.conftest import wait_until
 from tests.fakes import FakeFleet, RunRecorder

@@ -10,7 +10,7 @@ import pytest
 
 from raylaunch.cluster.agent.agent import Agent, Home, LeaseExpiredError
 from raylaunch.core.newtypes import HostId
-from raylaunch.node.protocol.messages import OpenStore
+from raylaunch.node.protocol.node_goal import OpenStore
 from raylaunch.node.protocol.node_spec import AgentSpec
 from tests.cluster.agent.test_ray_actor import SPEC
 from tests.private_cluster import MARK, end_marked, marked

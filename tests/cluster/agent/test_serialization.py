@@ -12,8 +12,7 @@ import pytest
 from raylaunch.cluster.agent import serialization
 from raylaunch.cluster.agent.agent import AgentReport
 from raylaunch.cluster.agent.serialization import UnreadableError, VersionMismatchError
-from raylaunch.node.protocol.messages import OpenStore
-from raylaunch.node.protocol.node_goal import NodeGoal
+from raylaunch.node.protocol.node_goal import NodeGoal, OpenStore
 from tests.cluster.agent.test_ray_actor import SPEC
 
 UNPICKLED: list[str] = []

@@ -31,7 +31,7 @@ from raylaunch.core.machine.events_and_actions import (
 from raylaunch.core.machine.state import Phase
 from raylaunch.core.monitoring.heartbeat import Heartbeat, WorkerProgress
 from raylaunch.core.record.journal import replay
-from raylaunch.node.protocol.messages import DumpStacks
+from raylaunch.node.protocol.node_goal import DumpStacks
 from tests.fakes import FakeFleet, RunRecorder
 
 BY = "ada@login-1"

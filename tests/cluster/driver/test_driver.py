@@ -15,7 +15,8 @@ from raylaunch.core.record.journal import replay
 from raylaunch.core.record.result import result
 from raylaunch.errors import ClusterError
 from raylaunch.node.logs.tail import LogOutput
-from raylaunch.node.protocol.messages import ManifestChanged, OpenStore, SignalWorkers, StopWorkers, StoreOpened
+from raylaunch.node.protocol.node_goal import OpenStore, SignalWorkers, StopWorkers
+from raylaunch.node.protocol.node_status import ManifestChanged, StoreOpened
 from tests.fakes import READY, FakeFleet, RunRecorder
 
 

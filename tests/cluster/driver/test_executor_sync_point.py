@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from raylaunch.cluster.driver.executor import SyncPoint
-from raylaunch.node.protocol.messages import ProposeCheckpoint, StepProposed
+from raylaunch.node.protocol.node_goal import ProposeCheckpoint
+from raylaunch.node.protocol.node_status import StepProposed
 from tests.fakes import FakeFleet
 
 NODES = ("node-1", "node-2")

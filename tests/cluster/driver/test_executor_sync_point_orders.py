@@ -17,7 +17,8 @@ import pytest
 
 from raylaunch.cluster.driver import executor
 from raylaunch.core.placement.environment import Member, assign
-from raylaunch.node.protocol.messages import Order, ProposeCheckpoint, StepProposed
+from raylaunch.node.protocol.node_goal import Order, ProposeCheckpoint
+from raylaunch.node.protocol.node_status import StepProposed
 from raylaunch.node.supervisor.attempt_state import AttemptState
 from raylaunch.node.supervisor.polling import CheckpointPoll
 from raylaunch.worker.heartbeats import heartbeat_writer, shared_page

@@ -7,8 +7,7 @@ from dataclasses import replace
 from raylaunch.cluster.driver.node_warnings import NodeWarnings
 from raylaunch.core.job.job import StartMethod
 from raylaunch.core.newtypes import HostId
-from raylaunch.node.protocol.messages import Ready
-from raylaunch.node.protocol.node_status import AgentReady
+from raylaunch.node.protocol.node_status import AgentReady, Ready
 
 READY = Ready(pid=1, torch=True, start_method=StartMethod.FORKSERVER, why=())
 

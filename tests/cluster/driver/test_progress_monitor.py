@@ -29,7 +29,7 @@ from raylaunch.core.monitoring.checkpoint_step import may_ask
 from raylaunch.core.monitoring.heartbeat import Heartbeat, WorkerProgress
 from raylaunch.core.monitoring.progress_report import ProgressReporter
 from raylaunch.core.record.journal import replay
-from raylaunch.node.protocol.messages import ProposeCheckpoint, StopWorkers
+from raylaunch.node.protocol.node_goal import ProposeCheckpoint, StopWorkers
 from tests.fakes import FakeFleet, RunRecorder
 
 

@@ -36,7 +36,7 @@ from raylaunch.cluster.takeover.fenced_leadership import LedgerKeepers
 from raylaunch.core.job.job import Entrypoint, Job
 from raylaunch.core.placement.plan import make_plan
 from raylaunch.errors import ClusterError
-from raylaunch.node.protocol.messages import OpenStore
+from raylaunch.node.protocol.node_goal import OpenStore
 from raylaunch.node.protocol.node_spec import AgentSpec
 from raylaunch.node.protocol.node_status import AgentReady, NodeStatus
 from tests.cluster.conftest import left_in_ray, wait_until

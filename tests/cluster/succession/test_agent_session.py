@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raylaunch.cluster.succession.agent_session import AgentSession, SupersededError
-from raylaunch.node.protocol.messages import OpenStore
-from raylaunch.node.protocol.node_goal import NodeGoal
+from raylaunch.node.protocol.node_goal import NodeGoal, OpenStore
 
 
 def goal(last):

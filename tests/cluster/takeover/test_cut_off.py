@@ -17,7 +17,7 @@ from raylaunch.cluster.takeover import fenced_leadership
 from raylaunch.cluster.takeover.ledger import load
 from raylaunch.core.job.job import Entrypoint, Job
 from raylaunch.core.monitoring.heartbeat import Heartbeat
-from raylaunch.node.protocol.messages import LaunchWorkers
+from raylaunch.node.protocol.node_goal import LaunchWorkers
 from tests.cluster.takeover.test_driver_takes_over import CourseFleet, driver, feed, sends, written
 from tests.fakes import process_failure
 

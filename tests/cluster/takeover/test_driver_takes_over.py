@@ -37,16 +37,16 @@ from raylaunch.core.machine.state import Phase, Saving
 from raylaunch.core.monitoring.heartbeat import Heartbeat, WorkerProgress
 from raylaunch.core.newtypes import NO_NODE, NodeTime, RunTime
 from raylaunch.core.placement.plan import make_plan
-from raylaunch.node.protocol.messages import (
+from raylaunch.node.protocol.node_goal import (
     CommitCheckpoint,
     DumpStacks,
     LaunchWorkers,
+    NodeGoal,
+    NodeGoals,
     ProposeCheckpoint,
-    StacksDumped,
     StopWorkers,
 )
-from raylaunch.node.protocol.node_goal import NodeGoal, NodeGoals
-from raylaunch.node.protocol.node_status import AgentReady
+from raylaunch.node.protocol.node_status import AgentReady, StacksDumped
 from tests.fakes import READY, FakeFleet, RunRecorder, process_failure
 from tests.profiles import examples
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from raylaunch.core.machine.events_and_actions import WorkersExited, WorkersStarted
-from raylaunch.node.protocol.messages import ManifestChanged, OpenStore, Ready, StoreOpened
+from raylaunch.node.protocol.node_goal import OpenStore
+from raylaunch.node.protocol.node_status import ManifestChanged, Ready, StoreOpened
 from tests.node.harness import MessagePipe, Node, basic_env, until
 
 pytestmark = pytest.mark.timeout(300)

@@ -22,7 +22,8 @@ from raylaunch.node.forkserver import store
 from raylaunch.node.forkserver.store import StoreAddress, meeting_place
 from raylaunch.node.linux import interfaces
 from raylaunch.node.protocol.forkserver_messages import StartStore
-from raylaunch.node.protocol.messages import OpenStore, StoreOpened
+from raylaunch.node.protocol.node_goal import OpenStore
+from raylaunch.node.protocol.node_status import StoreOpened
 from tests import profiles
 from tests.node.harness import ADDRESS, SECONDS, MessagePipe, Node, is_listening, send_signal, until
 from tests.private_cluster import free_ports

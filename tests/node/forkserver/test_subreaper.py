@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from raylaunch.core.machine.events_and_actions import WorkersExited, WorkersStopped
-from raylaunch.node.protocol.messages import Ready, StopWorkers
+from raylaunch.node.protocol.node_goal import StopWorkers
+from raylaunch.node.protocol.node_status import Ready
 from tests.node.harness import (
     MessagePipe,
     Node,

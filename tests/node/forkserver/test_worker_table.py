@@ -15,7 +15,7 @@ import pytest
 from raylaunch.core.machine.events_and_actions import WorkersExited, WorkersStopped
 from raylaunch.node.forkserver.worker_table import DeferredSignals, WorkerTable
 from raylaunch.node.linux import processes
-from raylaunch.node.protocol.messages import SignalWorkers, StopWorkers
+from raylaunch.node.protocol.node_goal import SignalWorkers, StopWorkers
 from tests.node.harness import SECONDS, MessagePipe, Node, basic_env, running, send_signal, until
 from tests.private_cluster import free_ports
 

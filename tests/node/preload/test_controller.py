@@ -12,7 +12,7 @@ import pytest
 
 from raylaunch.core.machine.events_and_actions import WorkersExited, WorkersStarted
 from raylaunch.node.forkserver import server
-from raylaunch.node.protocol.messages import ManifestChanged, Ready
+from raylaunch.node.protocol.node_status import ManifestChanged, Ready
 from tests.node.harness import (
     MessagePipe,
     Node,

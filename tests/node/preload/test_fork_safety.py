@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from raylaunch.node.preload import fork_safety
-from raylaunch.node.protocol.messages import Ready
+from raylaunch.node.protocol.node_status import Ready
 from tests.node.harness import MessagePipe, Node, basic_env
 
 pytestmark = pytest.mark.timeout(300)

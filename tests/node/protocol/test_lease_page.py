@@ -15,7 +15,8 @@ import pytest
 
 from raylaunch.core.machine.events_and_actions import WorkersExited, WorkersStarted, WorkersStopped
 from raylaunch.node.protocol import lease_page
-from raylaunch.node.protocol.messages import Ready, StopWorkers
+from raylaunch.node.protocol.node_goal import StopWorkers
+from raylaunch.node.protocol.node_status import Ready
 from raylaunch.worker.heartbeats.shared_page import LEASE_EXPIRES_AT, SharedPage, lease_clock
 from tests.node.harness import (
     MessagePipe,

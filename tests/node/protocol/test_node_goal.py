@@ -8,16 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raylaunch.core.placement.environment import Member, Rendezvous, assign
-from raylaunch.node.protocol.messages import (
+from raylaunch.node.protocol.node_goal import (
     CommitCheckpoint,
     DumpStacks,
     LaunchWorkers,
+    NodeGoal,
+    NodeGoals,
     OpenStore,
     ProposeCheckpoint,
     SignalWorkers,
     StopWorkers,
 )
-from raylaunch.node.protocol.node_goal import NodeGoal, NodeGoals
 from raylaunch.node.protocol.section import CapabilitySection
 from tests.profiles import examples
 

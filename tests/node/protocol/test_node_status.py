@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from raylaunch.core.machine.observe import WorkersStatus
-from raylaunch.node.protocol.messages import (
+from raylaunch.node.protocol.node_status import (
+    AgentReady,
     ManifestChanged,
+    NodeStatus,
     NodeWarning,
     Ready,
+    StatusFeed,
     StepProposed,
     StoreOpened,
 )
-from raylaunch.node.protocol.node_status import AgentReady, NodeStatus, StatusFeed
 from raylaunch.node.protocol.section import CapabilitySection
 
 UP = AgentReady(

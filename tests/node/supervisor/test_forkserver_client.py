@@ -17,7 +17,7 @@ import pytest
 from raylaunch.core.machine.commits import Commit, HeldCommit
 from raylaunch.core.machine.events_and_actions import WorkersStarted
 from raylaunch.core.machine.observe import WorkersStatus
-from raylaunch.node.protocol.messages import Ready
+from raylaunch.node.protocol.node_status import Ready
 from raylaunch.node.state.fast_dir import FastDir
 from raylaunch.node.state.state_memory import StateMemory
 from raylaunch.node.supervisor.forkserver_client import ForkServerClient

@@ -9,7 +9,8 @@ import pytest
 
 from raylaunch.core.machine.events_and_actions import WorkersCheckpointed, WorkersExited, WorkersStarted, WorkersStopped
 from raylaunch.core.placement.environment import Member, assign
-from raylaunch.node.protocol.messages import CommitCheckpoint, ProposeCheckpoint, StepProposed, StopWorkers
+from raylaunch.node.protocol.node_goal import CommitCheckpoint, ProposeCheckpoint, StopWorkers
+from raylaunch.node.protocol.node_status import StepProposed
 from raylaunch.node.supervisor.attempt_state import AttemptState
 from raylaunch.node.supervisor.polling import CheckpointPoll, Saved
 from raylaunch.worker.heartbeats.shared_page import (

@@ -14,7 +14,8 @@ from raylaunch.core.machine.events_and_actions import WorkersExited, WorkersStar
 from raylaunch.core.monitoring import hang_policy
 from raylaunch.node.linux import procfs
 from raylaunch.node.protocol import wire
-from raylaunch.node.protocol.messages import DumpStacks, StacksDumped
+from raylaunch.node.protocol.node_goal import DumpStacks
+from raylaunch.node.protocol.node_status import StacksDumped
 from raylaunch.node.supervisor import polling
 from raylaunch.node.supervisor.flight_recorder import FlightRecorder
 from raylaunch.worker.runtime import stack_signal

@@ -14,7 +14,7 @@ import pytest
 
 from raylaunch.core.machine.events_and_actions import WorkersExited, WorkersStarted, WorkersStopped
 from raylaunch.core.placement.environment import Assignment, Rendezvous
-from raylaunch.node.protocol.messages import LaunchWorkers, SignalWorkers, StopWorkers
+from raylaunch.node.protocol.node_goal import LaunchWorkers, SignalWorkers, StopWorkers
 from tests.node.harness import (
     ADDRESS,
     SECONDS,

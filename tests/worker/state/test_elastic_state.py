@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from raylaunch.core.machine.events_and_actions import WorkersCheckpointed, WorkersStarted
-from raylaunch.node.protocol.messages import CommitCheckpoint, ProposeCheckpoint, StepProposed
+from raylaunch.node.protocol.node_goal import CommitCheckpoint, ProposeCheckpoint
+from raylaunch.node.protocol.node_status import StepProposed
 from raylaunch.worker import State
 from tests.node.harness import Node, mark, no_leaks, own_node, pipe, until
 
