@@ -56,7 +56,8 @@ class ProgressReporter:
         """Return how far the attempt is, without making a report of it."""
         world = self._world
         alive = list(world.alive())
-        progress = None if self._is_first else self._progressed(at, is_first=False)
+        is_reported = not self._is_first and world.started  # by a driver before this one, perhaps, which knew more
+        progress = self._progressed(at, is_first=False) if is_reported else None
         places = [self._extrapolated(worker, worker.marks) for worker in alive if worker.marks]
         behind = int(max(places) - min(places)) if places else 0
         is_much = progress is not None and behind > max(1.0, progress.rate)

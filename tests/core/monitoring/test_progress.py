@@ -709,6 +709,14 @@ def test_a_sample_before_the_first_report():
     assert progress.reporter.report(2.0).low == 41
 
 
+def test_a_sample_before_a_driver_that_takes_over_has_seen_a_step():
+    """The driver before it had reported the attempt's progress."""
+    progress = tracker()
+    reporter = ProgressReporter(progress.world, is_first=False)
+    receive(progress, 1.0, worker(0, 0))
+    assert reporter.sample(1.0) == ProgressSample(at=1.0, alive=1, progress=None, behind=0)
+
+
 def test_a_sample_says_who_is_behind():
     """By how many steps; but not by less than the steps of a second, since heartbeats come once in a second."""
     progress = tracker(ranks=2)
