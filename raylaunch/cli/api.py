@@ -16,7 +16,7 @@ from raylaunch.cli.html_report.run_report import write_at_the_end
 from raylaunch.cli.output.console import Console, run_observer
 from raylaunch.cli.output.report import report
 from raylaunch.cluster.control.run_control import RunControl
-from raylaunch.cluster.run import RunOutcome, run_job
+from raylaunch.cluster.run import CAPABILITIES, RunOutcome, run_job
 from raylaunch.core.job.job import ENTRYPOINT_KINDS, Job
 from raylaunch.core.job.redaction import shown
 from raylaunch.core.record.result import JobFailedError, RunResult
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from raylaunch.cli.config.job_settings import JobSettings
+    from raylaunch.cluster.capability import Capability
     from raylaunch.cluster.ray_api.placement_groups import GivenGroup
 
 Returned = TypeVar("Returned")
@@ -97,9 +98,15 @@ class CheckedLaunch:
     """(function, args, kwargs), pickled with cloudpickle; empty if the workers run a program."""
 
     def run(
-        self, on_control: Callable[[RunControl], None] = lambda _: None, given: GivenGroup | None = None
+        self,
+        on_control: Callable[[RunControl], None] = lambda _: None,
+        given: GivenGroup | None = None,
+        more: Sequence[Capability] = (),
     ) -> RunOutcome:
-        """Run it and print what happens. Raises as `run_job` does, which calls `on_control`, and takes `given`."""
+        """Run it and print what happens. Raises as `run_job` does, which calls `on_control`, and takes `given`.
+
+        `more`: capabilities besides those that all runs have.
+        """
         console = Console()
         observer = run_observer(self.job, console)
 
@@ -109,7 +116,14 @@ class CheckedLaunch:
         try:
             text = job_file.dump(shown(self.job, os.environ))
             return run_job(
-                self.job, text, observer, payload=self.payload, on_control=on_control, conclude=conclude, given=given
+                self.job,
+                text,
+                observer,
+                payload=self.payload,
+                on_control=on_control,
+                conclude=conclude,
+                capabilities=(*CAPABILITIES, *more),
+                given=given,
             )
         finally:
             console.close()

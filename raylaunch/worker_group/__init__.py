@@ -5,5 +5,6 @@ group; nothing here connects by itself, changes a setting of Ray, or removes wha
 
 Read `group` first. A `WorkerGroup` launches `rank.serving`, which makes an object in each rank and connects to the
 caller. `dispatcher` sends calls over these `lines`, one after the other; the driver of the run, in another thread,
-restarts ranks that die, and the new ones connect. `rank_env` is for callers that start their ranks themselves.
+restarts ranks that die, and the new ones connect. `lending` brings objects of Ray's to ranks, by an actor on each node,
+the `object_lender`. `rank_env` is for callers that start their ranks themselves.
 """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import sys
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, InvalidStateError
@@ -13,8 +12,11 @@ from typing import Any
 
 from raylaunch.core.text import spans
 from raylaunch.errors import RaylaunchError
+from raylaunch.worker_group.lending import ObjectRef, Sent
 from raylaunch.worker_group.rank import packing
-from raylaunch.worker_group.rank.frames import Buffer
+
+_LARGE = 1_000_000
+"""Bytes of arrays from which on they go through Ray's object store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +126,8 @@ class PendingCall:
     rank: int | None
     """The only one that is called; None: all are."""
     retry: bool
+    returns_ref: bool = False
+    """What methods return stays in Ray."""
     is_begun: bool = False
     number: int = 0
     """Which sending of a call it is: each has another one."""
@@ -150,22 +154,23 @@ class PendingResize:
 
 
 class PackedArguments:
-    """The arguments of a call as they are sent. Arrays are not copied: change none of them before the call is over."""
+    """The arguments of a call as they are sent. Arrays are not copied: change none of them before the call is over.
+
+    What is large goes through Ray's object store, if there is Ray: it is copied once, and once to each node.
+    """
 
     def __init__(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        """Fetch what ObjectRefs stand for. Raises what `ray.get` does, and TypeError for what cannot be pickled."""
-        #: What is sent beside the arguments: parts for the ranks, or one object for all of them.
-        self._beside: list[Scattered | _Fetched] = []
+        """Raise TypeError for what cannot be pickled."""
+        #: What is sent beside the arguments: parts for the ranks, or one object of Ray's for all of them.
+        self._beside: list[Scattered | ObjectRef] = []
         self._common = _packed((tuple(args), kwargs), self._identify)
-        self._parts = [[_packed(part, _refuse_ref) for part in value.parts] for value in self._beside]
+        #: Of each value beside: what is sent for it, or by rank.
+        self._parts = [[*map(_sent, value.parts)] if isinstance(value, Scattered) else value for value in self._beside]
 
     def _identify(self, obj: object) -> int | None:
-        if isinstance(obj, Scattered):
-            self._beside.append(Scattered(tuple(map(_fetched, obj.parts))))
-        elif isinstance(obj, _ref_types()):
-            self._beside.append(_Fetched((_fetched(obj),)))
-        else:
+        if not isinstance(obj, (Scattered, *_ref_types())):
             return None
+        self._beside.append(obj)
         return len(self._beside) - 1
 
     @property
@@ -180,21 +185,19 @@ class PackedArguments:
                 msg = f"`scatter` got {len(value.parts)} parts, and the group has {world_size} ranks"
                 raise ValueError(msg)
 
-    def of(self, rank: int) -> tuple[tuple[int, ...], list[Buffer]]:
-        """Return how many parts each value has for a rank, and the parts."""
+    def of(self, rank: int) -> list[Sent]:
+        """Return the arguments as they are sent to a rank, and then each value beside them."""
         own = (
-            parts[rank if isinstance(value, Scattered) else 0]
+            parts[rank] if isinstance(value, Scattered) else parts
             for value, parts in zip(self._beside, self._parts, strict=True)
         )
-        values = [self._common, *own]
-        return tuple(map(len, values)), [*itertools.chain.from_iterable(values)]
+        return [self._common, *own]
 
 
-@dataclass(frozen=True, slots=True)
-class _Fetched:
-    """What an ObjectRef stands for: the same for all ranks."""
-
-    parts: tuple[Any]
+def is_connected() -> bool:
+    """Return whether this process is connected to Ray."""
+    ray: Any = sys.modules.get("ray")
+    return ray is not None and bool(ray.is_initialized())
 
 
 def _ref_types() -> tuple[type, ...]:
@@ -202,20 +205,26 @@ def _ref_types() -> tuple[type, ...]:
     return () if ray is None else (ray.ObjectRef,)
 
 
-def _fetched(part: Any) -> Any:
-    return sys.modules["ray"].get(part) if isinstance(part, _ref_types()) else part
+def _sent(part: Any) -> Sent:
+    return part if isinstance(part, _ref_types()) else _packed(part, _refuse_ref)
 
 
 def _refuse_ref(obj: object) -> None:
     if isinstance(obj, _ref_types()):
-        raise TypeError("an ObjectRef inside of a part or an object that is fetched: fetch it before, by `ray.get`")
+        raise TypeError("an ObjectRef inside of a part of `scatter`: fetch it before, by `ray.get`")
 
 
-def _packed(value: object, identify: Callable[[object], Any] = lambda _: None) -> list[Buffer]:
+def _packed(value: object, identify: Callable[[object], Any]) -> Sent:
     try:
-        return packing.packed(value, identify)
+        parts = packing.packed(value, identify)
     except Exception as error:
-        if isinstance(error, getattr(sys.modules.get("ray.exceptions"), "RayError", ())):
-            raise  # of the task whose result an ObjectRef stands for
         msg = f"the arguments cannot be sent to the ranks: {type(error).__name__}: {error}"
         raise TypeError(msg) from error
+    if sum(memoryview(part).nbytes for part in parts[1:]) < _LARGE or not is_connected():
+        return parts
+    # Not imported at the top: they need Ray.
+    import ray  # noqa: PLC0415
+
+    from raylaunch.worker_group.object_lender import StoredParts  # noqa: PLC0415
+
+    return ray.put(StoredParts(bytes(parts[0]), parts[1:]))

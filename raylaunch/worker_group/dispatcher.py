@@ -39,6 +39,7 @@ from raylaunch.worker_group.calls import (
     RankRestartedError,
     fail,
 )
+from raylaunch.worker_group.lending import Deliveries, Delivery, Stored
 from raylaunch.worker_group.lines import GroupWorld, Heard, LineClosed, RankLine
 from raylaunch.worker_group.rank import packing
 from raylaunch.worker_group.rank.messages import Answer, Call, Create, End, RankHello, RankReady
@@ -139,7 +140,8 @@ class CallDispatcher:
         #: Why no call is carried out any more.
         self.error: BaseException | None = None
         self._creation = creation
-        self._calls = _Carrying()
+        self._deliveries = Deliveries(self.inbox)
+        self._calls = _Carrying(self._deliveries)
         self._restarts = _Restarting(on_restart, self.inbox)
         self._resizing = _Resizing()
         self._run = _DrivenRun()
@@ -173,8 +175,8 @@ class CallDispatcher:
         match event:
             case (PendingCall() as call, threading.Thread() as thread):
                 self._calls.waiting.add(call, thread)
-            case Heard(line=line, message=message, parts=parts):
-                self._hear(line, message, parts)
+            case Heard() | Delivery() | Stored():
+                self._take(event)
             case LineClosed(line=line):
                 self.world.remove(line)
             case CallbackEnded(error=error):
@@ -193,6 +195,16 @@ class CallDispatcher:
             case _:
                 raise AssertionError(event)
 
+    def _take(self, event: Heard | Delivery | Stored) -> None:
+        match event:
+            case Heard(line=line, message=message, parts=parts):
+                self._hear(line, message, parts)
+            case Delivery():
+                if (failed := self._deliveries.go_on(event)) is not None:
+                    self._undelivered(event, failed)
+            case Stored(number=number, rank=rank, ref=ref, error=error):
+                self._calls.stored(number, rank, ref, error, self.world.size)
+
     def _hear(self, line: RankLine, message: Any, parts: list[bytearray]) -> None:
         rank = self.world.rank_of(line)
         match message:
@@ -201,10 +213,11 @@ class CallDispatcher:
             case RankReady(completed=completed) if rank is not None:
                 self.world.make_ready(rank, completed)
                 if self.world.is_whole:
+                    self._deliveries.release(-self.world.attempt)
                     self._restarts.whole(self.world, self._calls, self._run, self._resizing.finished(self.world))
                     self.started.set()
             case Answer() if rank is not None:
-                self._calls.answered(rank, message, parts, self.world.size)
+                self._calls.answered(rank, message, parts, self.world)
 
     def _admit(self, line: RankLine, hello: RankHello) -> None:
         if hello.attempt < self.world.attempt or self._run.is_closing:
@@ -212,6 +225,7 @@ class CallDispatcher:
             return
         if hello.attempt > self.world.attempt:
             self.world.close()
+            self._deliveries.release(-self.world.attempt)
             self.world = GroupWorld(hello.attempt, hello.world_size)
         self.world.add(line, hello)
         if hello.has_object:
@@ -219,11 +233,21 @@ class CallDispatcher:
         try:
             self._creation.check(hello.world_size)
         except ValueError as error:
-            self.error = error
-            self._close(now=True)
+            self._fail(error)
         else:
-            lengths, own = self._creation.of(hello.place.rank)
-            line.send(Create(lengths=lengths), own)
+            own = self._creation.of(hello.place.rank)
+            self._deliveries.send(-hello.attempt, line, hello.ray_node, Create(), own)
+
+    def _undelivered(self, delivery: Delivery, error: BaseException) -> None:
+        if isinstance(delivery.message, Call):
+            self._calls.undelivered(delivery.message.number, error)
+        elif not self._run.is_closing:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        """End the group: its objects cannot be made."""
+        self.error = error
+        self._close(now=True)
 
     def _ask_resize(self, resize: PendingResize) -> None:
         """Let a resize wait for its turn, unless it is known to be impossible."""
@@ -271,6 +295,7 @@ class CallDispatcher:
         self._calls.fail_all(self.error)
         self._resizing.fail(self.error)
         self._restarts.fail(self.error)
+        self._deliveries.close()
         self.ended.set()
         self.started.set()
         with contextlib.suppress(queue.Empty):
@@ -334,7 +359,8 @@ class _DrivenRun:
 class _Carrying:
     """The call that is carried out, and those that wait."""
 
-    def __init__(self) -> None:
+    def __init__(self, deliveries: Deliveries) -> None:
+        self._deliveries = deliveries
         self.waiting = CallQueue()
         #: The one that is carried out.
         self._call: PendingCall | None = None
@@ -371,10 +397,15 @@ class _Carrying:
             return
         self._call, call.number, call.values = call, next(self._numbers), {}
         for rank, line in [*world.lines.items()] if call.rank is None else [(call.rank, world.lines[call.rank])]:
-            lengths, parts = call.arguments.of(rank)
-            line.send(Call(number=call.number, method=call.method, lengths=lengths), parts)
+            message = Call(number=call.number, method=call.method, shares_result=call.returns_ref)
+            self._deliveries.send(call.number, line, world.ray_node(rank), message, call.arguments.of(rank))
 
-    def answered(self, rank: int, answer: Answer, parts: list[bytearray], size: int) -> None:
+    def undelivered(self, number: int, error: BaseException) -> None:
+        """The arguments of a call cannot be had from Ray."""
+        if self._call is not None and self._call.number == number:
+            self._fail(error)
+
+    def answered(self, rank: int, answer: Answer, parts: list[bytearray], world: GroupWorld) -> None:
         """Take what a rank has answered to the call; earlier ones are over."""
         call = self._call
         if call is None or answer.number != call.number:
@@ -386,22 +417,42 @@ class _Carrying:
             elif self._kept is None:
                 self._kept = time.monotonic() + _LOST_PEER_SECONDS, error
             return
+        if answer.shared is not None:
+            self._deliveries.store(call.number, rank, world.ray_node(rank), answer.shared)
+            return
         try:
-            call.values[rank] = packing.unpacked(parts)
+            value = packing.unpacked(parts)
         except Exception as error:  # noqa: BLE001
             msg = f"what `{call.method}` returned in rank {rank} cannot be unpickled here: {error}"
             failed = CallFailedError(msg, rank=rank)
             failed.__cause__ = error
             self._fail(failed)
+        else:
+            self._returned(call, rank, value, world.size)
+
+    def stored(self, number: int, rank: int, ref: Any, error: BaseException | None, size: int) -> None:
+        """What a rank has returned is in Ray, or cannot be."""
+        call = self._call
+        if call is None or number != call.number:
             return
+        if error is None:
+            self._returned(call, rank, ref, size)
+            return
+        failed = CallFailedError(f"what `{call.method}` returned in rank {rank} is not in Ray: {error}", rank=rank)
+        failed.__cause__ = error
+        self._fail(failed)
+
+    def _returned(self, call: PendingCall, rank: int, value: Any, size: int) -> None:
+        call.values[rank] = value
         if call.rank is not None:
-            self._finish().future.set_result(call.values[rank])
+            self._finish().future.set_result(value)
         elif len(call.values) == size:
             self._finish().future.set_result([value for _, value in sorted(call.values.items())])
 
     def _finish(self) -> PendingCall:
         call, self._call, self._kept = self._call, None, None
         assert call is not None
+        self._deliveries.release(call.number)
         return call
 
     def _fail(self, error: BaseException) -> None:

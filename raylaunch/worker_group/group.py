@@ -8,7 +8,7 @@ import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from raylaunch.cli.api import CheckedLaunch, check_call, checked_function
 from raylaunch.cli.config.job_settings import JobSettings
@@ -18,7 +18,8 @@ from raylaunch.core.job.job import Job, node_range
 from raylaunch.core.newtypes import HostId
 from raylaunch.core.text import count
 from raylaunch.errors import ClusterError, ConfigError, InterruptedByUserError, RunStoppedError
-from raylaunch.worker_group.calls import GroupCall, PackedArguments, PendingCall, PendingResize, fail
+from raylaunch.worker_group import ray_node
+from raylaunch.worker_group.calls import GroupCall, PackedArguments, PendingCall, PendingResize, fail, is_connected
 from raylaunch.worker_group.dispatcher import (
     CallDispatcher,
     CloseGroup,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from raylaunch.cluster.ray_api.placement_groups import GivenGroup
 
 _SETTINGS = frozenset(JobSettings.__optional_keys__ | JobSettings.__required_keys__)
+Returns = Literal["value", "ref"]
 _END_SECONDS = 5.0
 """How long ranks that are idle may take to end, beyond which they are killed."""
 
@@ -131,42 +133,72 @@ class WorkerGroup:
         """Where each rank runs: `rank`, `host`, `node`, `pid`, `gpus`."""
         return self._dispatcher.world.places
 
-    def call(self, method: str, /, *args: Any, retry: bool = False, timeout: float | None = None, **kwargs: Any) -> Any:
+    def call(
+        self,
+        method: str,
+        /,
+        *args: Any,
+        retry: bool = False,
+        returns: Returns = "value",
+        timeout: float | None = None,
+        **kwargs: Any,
+    ) -> Any:
         """Call a method on all ranks, and return what it returned, by rank.
 
-        An argument may be or contain `raylaunch.scatter([...])`, of which each rank gets its own part.
+        An argument may be or contain `raylaunch.scatter([...])`, of which each rank gets its own part. An ObjectRef in
+        it stands for its object, which Ray brings to each node once.
 
         :param retry: if ranks fail in the call, make it again on all ranks. A rank may then have carried it out twice.
+        :param returns: "ref": return an ObjectRef of what each rank returned, which stays on its node. It is this
+            process's, as the result of an actor's call is.
         :param timeout: seconds to wait; None: without a limit. The call goes on when they are over.
         :raises CallFailedError: the method raised an exception in a rank. `__cause__` is that exception.
         :raises RankRestartedError: ranks failed in the call, or since the last one. All ranks can be called again.
         :raises JobFailedError: ranks failed, and no restart is left: the group has ended.
         :raises TimeoutError: the time is over.
         """
-        return self.submit(method, *args, retry=retry, **kwargs).result(timeout)
+        return self.submit(method, *args, retry=retry, returns=returns, **kwargs).result(timeout)
 
     def call_one(
-        self, rank: int, method: str, /, *args: Any, retry: bool = False, timeout: float | None = None, **kwargs: Any
+        self,
+        rank: int,
+        method: str,
+        /,
+        *args: Any,
+        retry: bool = False,
+        returns: Returns = "value",
+        timeout: float | None = None,
+        **kwargs: Any,
     ) -> Any:
         """Call a method on one rank, and return what it returned. Else as `call`."""
-        return self.submit_one(rank, method, *args, retry=retry, **kwargs).result(timeout)
+        return self.submit_one(rank, method, *args, retry=retry, returns=returns, **kwargs).result(timeout)
 
-    def submit(self, method: str, /, *args: Any, retry: bool = False, **kwargs: Any) -> GroupCall:
+    def submit(
+        self, method: str, /, *args: Any, retry: bool = False, returns: Returns = "value", **kwargs: Any
+    ) -> GroupCall:
         """Begin a call of all ranks, and return its future at once.
 
         `await` and `concurrent.futures.wait` wait for it. Change no array in the arguments before it is over.
         """
-        return self._submitted(None, method, args, kwargs, retry=retry)
+        return self._submitted(None, method, PackedArguments(args, kwargs), retry, returns)
 
-    def submit_one(self, rank: int, method: str, /, *args: Any, retry: bool = False, **kwargs: Any) -> GroupCall:
+    def submit_one(
+        self, rank: int, method: str, /, *args: Any, retry: bool = False, returns: Returns = "value", **kwargs: Any
+    ) -> GroupCall:
         """Begin a call of one rank, and return its future at once."""
-        return self._submitted(rank, method, args, kwargs, retry=retry)
+        return self._submitted(rank, method, PackedArguments(args, kwargs), retry, returns)
 
     def _submitted(
-        self, rank: int | None, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, retry: bool
+        self, rank: int | None, method: str, arguments: PackedArguments, retry: bool, returns: Returns
     ) -> GroupCall:
+        if returns not in get_args(Returns):
+            msg = f'`returns` is "value" or "ref", not {returns!r}'
+            raise ValueError(msg)
+        in_ray = returns == "ref"
+        if in_ray and not is_connected():
+            raise ClusterError('`returns="ref"` needs Ray, and this process is not connected', hint="call `ray.init`")
         call = PendingCall(
-            future=GroupCall(), method=method, arguments=PackedArguments(args, kwargs), rank=rank, retry=retry
+            future=GroupCall(), method=method, arguments=arguments, rank=rank, retry=retry, returns_ref=in_ray
         )
         self._dispatcher.submit(call)
         self._fail_if_ended(call.future)
@@ -252,7 +284,7 @@ def _drive(run: CheckedLaunch, given: GivenGroup | None, dispatcher: CallDispatc
 
     error: BaseException | None = None
     try:
-        run.value(run.run(begun, given))
+        run.value(run.run(begun, given, (ray_node.CAPABILITY,)))
     except InterruptedByUserError as stopped:  # it would end an event loop, and nobody pressed Ctrl-C
         error = RunStoppedError(stopped.message, exit_code=stopped.exit_code)
     except BaseException as failed:  # noqa: BLE001

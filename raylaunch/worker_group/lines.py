@@ -99,14 +99,18 @@ class GroupWorld:
         self.size = size
         self.lines: dict[int, RankLine] = {}
         #: Of all ranks that were there.
-        self._places: dict[int, GroupRank] = {}
+        self._hellos: dict[int, RankHello] = {}
         #: By rank that can be called: the steps that were done in the restored commit.
         self._ready: dict[int, int | None] = {}
 
     def add(self, line: RankLine, hello: RankHello) -> None:
         """Add a rank, which cannot be called yet."""
         self.lines[hello.place.rank] = line
-        self._places[hello.place.rank] = hello.place
+        self._hellos[hello.place.rank] = hello
+
+    def ray_node(self, rank: int) -> str:
+        """Return the id of a rank's node in Ray; "": the run uses no Ray."""
+        return self._hellos[rank].ray_node
 
     def rank_of(self, line: RankLine) -> int | None:
         """Return the rank of a connection; None: it is of no rank of this attempt."""
@@ -135,12 +139,12 @@ class GroupWorld:
     @property
     def places(self) -> tuple[GroupRank, ...]:
         """Where the ranks are, by rank."""
-        return tuple(place for _, place in sorted(self._places.items()))
+        return tuple(hello.place for _, hello in sorted(self._hellos.items()))
 
     @property
     def node_count(self) -> int:
         """The number of nodes on which there are ranks."""
-        return len({place.node for place in self._places.values()})
+        return len({place.node for place in self.places})
 
     def close(self) -> None:
         """Close all connections."""

@@ -195,6 +195,96 @@ def test_a_rank_that_reads_nothing_holds_up_no_restart(launcher):
     assert found == {"call": "RankRestartedError", "again": [1, 1]}
 
 
+def test_objects_of_ray(launcher):
+    """A rank has an object where Ray has it, for as long as it likes; results can stay in Ray, after the group, too."""
+    found = outcome(
+        launcher,
+        """
+        import numpy as np
+        ray.init(log_to_driver=False, logging_level="ERROR")
+
+        class Keeper:
+            def __init__(self, array=None):
+                self.array = array
+            def take(self, array):
+                self.array = array
+                place = array.ctypes.data
+                for line in open("/proc/self/maps"):
+                    start, end = (int(text, 16) for text in line.split()[0].split("-"))
+                    if start <= place < end:
+                        return "plasma" in line, array.flags.writeable
+            def is_full_of(self, number):
+                return bool((self.array == number).all())
+            def drop(self):
+                self.array = None
+            def make(self, number):
+                return {"rank": int(os.environ["RANK"]), "array": np.full(500_000, number)}
+            def failing(self):
+                return [lambda: 1 / 0, None]
+
+        @ray.remote(num_cpus=0)
+        class Reader:
+            def sum(self, value):
+                return int(value["array"].sum())
+
+        def free():
+            return int(ray.available_resources()["object_store_memory"])
+
+        def wait_for_free(bytes):
+            until = time.monotonic() + 60
+            while free() < bytes and time.monotonic() < until:
+                time.sleep(0.05)
+            return free() >= bytes
+
+        first = free()
+        with group_of(Keeper, ray.put(np.full(500_000, 3)), max_restarts=2) as group:
+            found = {"created": group.call("is_full_of", 3)}
+            kept = ray.put(np.full(500_000, 7))
+            found["mapped"] = group.call("take", kept)
+            del kept
+            for number in range(40):  # the store has room for 20
+                ray.put(np.full(500_000, number))
+            found["kept"] = group.call("is_full_of", 7)
+            found["plain"] = group.call("take", np.full(500_000, 8))[0][1], group.call("is_full_of", 8)
+            group.call("drop")
+            refs = group.call("make", 2, returns="ref")
+            (lender,) = group._dispatcher._deliveries._lenders.values()
+            os.kill(ray.get(lender.__ray_call__.remote(lambda self: os.getpid())), signal.SIGKILL)
+            found["without lender"] = group.call("take", ray.put(np.ones(500_000)), retry=True)
+            found["restarts"] = group._dispatcher.world.attempt
+            one = group.call_one(1, "make", 4, returns="ref")
+            found["wrong"] = error_of(lambda: group.call("make", 1, returns="refs"))
+            found["through"] = group.call("is_full_of", raylaunch.scatter([ray.put(1), ray.put(2)]))
+        values = ray.get(refs)
+        found["refs"] = [(value["rank"], int(value["array"].sum())) for value in values]
+        found["read"] = ray.get([Reader.remote().sum.remote(ref) for ref in (refs[1], one)])
+        found["failing"] = error_of(lambda: group_of(Keeper, ray.remote(num_cpus=0)(lambda: 1 / 0).remote()))
+        with group_of(Counter, 0, ray={"address": "none"}) as group:  # ranks are on this node all the same
+            found["local"] = group.call("large", ray.put(np.full(500_000, 7)))[1][:2]
+            found["local ref"] = [ray.get(ref)[1] for ref in group.call("rank_and", 5, returns="ref")]
+        del values, refs, one
+        found["free"] = wait_for_free(first)
+        print(json.dumps(found))
+        """,
+    )
+    assert found == {
+        "created": [True, True],
+        "mapped": [[True, False]] * 2,
+        "kept": [True, True],
+        "plain": [True, [True, True]],
+        "without lender": [[True, False]] * 2,
+        "restarts": 2,
+        "wrong": "ValueError",
+        "through": [True, False],
+        "refs": [[0, 1_000_000], [1, 1_000_000]],
+        "read": [1_000_000, 2_000_000],
+        "failing": "RayTaskError(ZeroDivisionError)",
+        "local": [True, False],
+        "local ref": [5, 5],
+        "free": True,
+    }
+
+
 ELASTIC = """
 ray.init(log_to_driver=False, logging_level="ERROR")
 

@@ -51,13 +51,20 @@ def test_other_tensors_are_pickled_as_torch_does(tensor: torch.Tensor) -> None:
     assert torch.equal(found.to_dense(), tensor.to_dense())
 
 
+def test_a_tensor_in_memory_that_is_read_only_is_a_copy() -> None:
+    """As in Ray's store: torch would let it be written to, and the process would be killed."""
+    first, buffer = packing.packed(torch.zeros(10_000))
+    found = packing.unpacked([first, memoryview(bytes(memoryview(buffer)))])
+    found += 1
+    assert found.sum() == 10_000
+
+
 def test_each_rank_gets_its_own_part() -> None:
     """Wherever it is in the arguments; one that occurs twice is sent once."""
     parts = scatter([np.full(5000, 1), np.full(5000, 2)])
     arguments = PackedArguments(("same", {"part": parts}), {"again": parts})
     for rank in (0, 1):
-        lengths, sent = arguments.of(rank)
-        common, *own = packing.split(sent, lengths)
+        common, *own = arguments.of(rank)
         (word, where), kwargs = packing.unpacked(common, lambda number, own=own: packing.unpacked(own[number]))
         assert word == "same"
         assert where["part"].tolist() == [rank + 1] * 5000

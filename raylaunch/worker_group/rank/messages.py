@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from raylaunch.worker_group.rank.shared_parts import SharedParts
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRank:
@@ -33,13 +35,15 @@ class RankHello:
     world_size: int
     has_object: bool
     """It has stayed, and has the object that it had in the attempt before."""
+    ray_node: str
+    """The id of its node in Ray; "": the run uses no Ray."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Create:
     """Make the object. The parts are the arguments of its class, by `lengths`."""
 
-    lengths: tuple[int, ...]
+    lengths: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,12 +56,14 @@ class RankReady:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """Call a method. The parts are a pickle of (args, kwargs) and its buffers, then the same of scattered values."""
+    """Call a method. The parts are a pickle of (args, kwargs) and its buffers, then the same of values beside them."""
 
     number: int
     method: str
-    lengths: tuple[int, ...]
-    """How many parts the arguments have, and then each scattered value."""
+    lengths: tuple[int, ...] = ()
+    """How many parts the arguments have, and then each value that is sent beside them."""
+    shares_result: bool = False
+    """The result goes to Ray: the answer says where it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +76,8 @@ class Answer:
     traceback: str = ""
     lost_peer: bool = False
     """The error suggests that another rank is gone."""
+    shared: SharedParts | None = None
+    """Where the parts are, until the next message comes. None: they are sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -88,6 +88,7 @@ def _is_plain(tensor: Any) -> bool:
 def _tensor(buffer: Any, dtype: Any, shape: tuple[int, ...]) -> Any:
     import torch  # noqa: PLC0415
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # it may be read-only, as memory of Ray's objects is
-        return torch.frombuffer(buffer, dtype=torch.uint8).view(dtype).reshape(shape)
+    with memoryview(buffer) as view, warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # about memory that is read-only, as Ray's store is
+        flat = torch.frombuffer(buffer, dtype=torch.uint8)
+        return (flat.clone() if view.readonly else flat).view(dtype).reshape(shape)

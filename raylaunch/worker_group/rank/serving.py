@@ -14,10 +14,12 @@ from typing import Any
 import raylaunch.worker
 from raylaunch.core.failures.failure import is_of_lost_peer
 from raylaunch.worker.heartbeats import slot_owner
-from raylaunch.worker_group.rank import frames, packing
+from raylaunch.worker_group.rank import frames, packing, shared_parts
 from raylaunch.worker_group.rank.messages import Answer, Call, Create, End, GroupRank, RankHello, RankReady
 
 ADMITTED = b"+"
+RAY_NODE = "RAYLAUNCH_RAY_NODE"
+"""The variable that has the id of the rank's node in Ray."""
 _CONNECT_SECONDS = 60.0
 _NOTHING = object()
 
@@ -32,6 +34,8 @@ class RankServer:
         self._kind = kind
         self._object: Any = _NOTHING
         self._line: socket.socket | None = None
+        #: The file of the last result that is shared; None: none is.
+        self._shared: int | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpickled, (*self._address, self._secret, self._kind)
@@ -67,6 +71,7 @@ class RankServer:
     def _answer_next(self, line: socket.socket) -> bool:
         with _waiting_for_call():
             message, parts = frames.receive(line)
+        self._end_sharing()
         if isinstance(message, End):
             return False
         assert isinstance(message, Call)
@@ -77,11 +82,20 @@ class RankServer:
         try:
             args, kwargs = _arguments(parts, call.lengths)
             result = getattr(self._object, call.method)(*args, **kwargs)
-            return Answer(number=call.number), packing.packed(result)
+            found = packing.packed(result)
+            if not call.shares_result:
+                return Answer(number=call.number), found
+            shared, self._shared = shared_parts.share(found)
+            return Answer(number=call.number, shared=shared), []
         except (Exception, SystemExit) as error:
             if is_elastic(self._kind) and _explains(error):
                 raise
             return _failed(call.number, error)
+
+    def _end_sharing(self) -> None:
+        if self._shared is not None:
+            os.close(self._shared)
+            self._shared = None
 
     @contextlib.contextmanager
     def _connected(self) -> Any:
@@ -98,6 +112,7 @@ class RankServer:
             attempt=context.attempt,
             world_size=context.world_size,
             has_object=self._object is not _NOTHING,
+            ray_node=os.environ.get(RAY_NODE, ""),
         )
         with _admitted(self._address, f"{self._secret} {context.attempt}:{context.rank}\n".encode()) as line:
             frames.send(line, hello)
