@@ -12,7 +12,7 @@ launched by `launch`. FAKE_NCCL_FAULTS, in JSON, says what goes wrong besides:
     abort_seconds       how long an abort takes; -1: it never ends
     abort               "raises"; "poisons" the device, so that it only gives errors; "together": it only ends when all
                         groups are being aborted
-    destructor_seconds  how long the destructor of an aborted group waits
+    destructor_seconds  how long the destructor of a group waits
     version             of NCCL
     spins               whether a wait for the device takes CPU, as a wait for CUDA usually does
     records             whether there is a Flight Recorder that can be asked; by default there is
@@ -454,8 +454,9 @@ class FakeNCCL(dist.ProcessGroup):
         self._is_aborted = _aborting[self._folder.name] = True
 
     def __del__(self) -> None:
-        if self._is_aborted:
-            time.sleep(FAULTS.get("destructor_seconds", 0))
+        if seconds := FAULTS.get("destructor_seconds", 0):
+            time.sleep(seconds)
+            note("freed", self._folder.name)
 
 
 def note(name: str, text: str) -> None:

@@ -68,6 +68,7 @@ def train():
 
 
 fake_nccl.note("result", f"{{train():g}}")
+{end}
 """
 
 
@@ -177,10 +178,11 @@ def train(
     dead: tuple[int, ...] = (),
     hung: tuple[int, ...] = (),
     before_commit: str = "",
+    end: str = "",
     **more: Any,
 ) -> Trained:
     """Train with `TRAINS`. `more`: as `run` takes it."""
-    words = {"begin": begin, "at": at, "dead": dead, "hung": hung}
+    words = {"begin": begin, "at": at, "dead": dead, "hung": hung, "end": end}
     return run(alone, TRAINS.format(**words, before_commit=before_commit), **more)
 
 
@@ -251,6 +253,16 @@ def test_ranks_that_the_watchdog_ends_leave_no_garbage(alone):
     assert [lines[0] for lines in trained.notes["seen"]].count("2 5 15") == 2, trained.notes
     assert "SIGABRT" in trained.err
     assert "Watchdog caught collective operation timeout" in trained.err
+
+
+def test_a_group_that_is_freed_slowly_is_no_failure_and_no_hang(alone):
+    """At the end of the script, though `shutdown_timeout` is shorter. The group that was aborted before is not freed."""
+    faults = {"destructor_seconds": 6}
+    trained = train(alone, end="dist.destroy_process_group()", dead=(1,), faults=faults, shutdown_timeout=1)
+    assert (trained.code, trained.results) == (0, [SUM] * 2), trained.err
+    assert trained.stayed == 1, trained.err
+    assert [len(lines) for lines in trained.notes["freed"]] == [1, 1], trained.notes
+    assert "hung" not in trained.err
 
 
 @pytest.mark.parametrize("kind", ["DistributedDataParallel", "fully_shard"])
