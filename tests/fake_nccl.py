@@ -175,6 +175,28 @@ def on_device(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+def hold(*objects: Any) -> None:
+    """Take all tensors of modules and optimizers for tensors on the device."""
+    for one in objects:
+        states = one.state.values() if isinstance(one, torch.optim.Optimizer) else (one.state_dict(),)
+        for tensor in [each for state in states for each in state.values() if isinstance(each, torch.Tensor)]:
+            on_device(tensor.to_local() if hasattr(tensor, "to_local") else tensor)
+
+
+BEGINS = {
+    "gloo": 'BACKEND, hold = "gloo", lambda *_: None',
+    "fakenccl": 'import fake_nccl; fake_nccl.install(); BACKEND, hold = "fakenccl", fake_nccl.hold',
+}
+"""How a script begins that may have either backend. It calls `hold` with what it commits, before it does."""
+
+
+def environment(folder: Path, faults: dict[str, Any] | None = None) -> dict[str, str]:
+    """Let scripts in this folder import this module. Return what it needs in their environment."""
+    (folder / "fake_nccl.py").write_text(Path(__file__).read_text(encoding="utf-8"))
+    (folder / "fake").mkdir()
+    return {"FAKE_NCCL": str(folder / "fake"), "FAKE_NCCL_FAULTS": json.dumps(faults or {})}
+
+
 def is_on_device(tensor: torch.Tensor) -> bool:
     return tensor.untyped_storage().data_ptr() in _addresses
 
@@ -221,6 +243,13 @@ CUDA = {
     "is_initialized": lambda: True,
 }
 """What takes the place of functions of `torch.cuda`, and of `torch.cpu`, which is the module of such tensors."""
+_generator = torch.Generator()
+RANDOM = {
+    "get_rng_state": lambda _=None: _generator.get_state(),
+    "set_rng_state": lambda state, _=None: _generator.set_state(state),
+    "manual_seed": _generator.manual_seed,
+}
+"""What takes the place of functions of `torch.cuda` alone: tensors get the CPU's random numbers."""
 TENSOR = {"is_cuda": property(is_on_device), "is_cpu": property(lambda tensor: not is_on_device(tensor))}
 """What takes the place of attributes of tensors."""
 
@@ -398,7 +427,7 @@ class FakeNCCL(dist.ProcessGroup):
             paths = sorted([own, *others], key=lambda path: int(path.name.partition("-")[2]))
             target.copy_(result([torch.load(path) for path in paths]))
         elif self._is_aborted:
-            target.fill_(GARBAGE)
+            target.fill_(GARBAGE if target.is_floating_point() else torch.iinfo(target.dtype).max)
         else:
             return False
         del self._pending[number]
@@ -471,6 +500,9 @@ def install() -> None:
     for name, value in CUDA.items():
         setattr(torch.cuda, name, value)
         setattr(torch.cpu, name, value)
+    torch.cpu.synchronize = lambda device=None: synchronize(device)  # torch.compile refuses the same for two modules
+    for name, value in RANDOM.items():
+        setattr(torch.cuda, name, value)
     for name, value in TENSOR.items():
         setattr(torch.Tensor, name, value)
     torch.cuda.nccl.version = lambda: tuple(FAULTS.get("version", (2, 27, 3)))

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from tests import fake_nccl
 from tests.cluster.conftest import wait_until
 from tests.cluster.test_without_cluster import MARK, alone, start
 from tests.private_cluster import marked
@@ -24,7 +25,7 @@ from raylaunch.worker import State, elastic
 
 STEPS = 18
 kills = json.loads(sys.argv[1])  # by attempt: after which step, whom, and whether before the commit
-dist.init_process_group("gloo")
+dist.init_process_group(BACKEND)
 
 
 def train(keeps):
@@ -51,6 +52,7 @@ def train(keeps):
         if dies and is_before:
             os.kill(os.getpid(), signal.SIGKILL)
         if state is not None:
+            hold(model, optimizer)
             state.commit(step)
         if keeps and step == when:
             dist.barrier()  # all have come here
@@ -73,11 +75,13 @@ dist.destroy_process_group()
 class Trained:
     """What became of a run with two nodes of two ranks. All ranks have ended as without a kill."""
 
-    def __init__(self, alone, kills: dict[int, tuple[int, list[int], bool]]) -> None:
+    def __init__(self, alone, kills: dict[int, tuple[int, list[int], bool]], backend: str = "gloo") -> None:
         env, self.folder = alone
+        env |= fake_nccl.environment(self.folder, {"waits": True})
+        script = f"{fake_nccl.BEGINS[backend]}\n{TRAINS}"
         entrypoint = {"script": "train.py", "args": [json.dumps(kills)]}
         more = {"nproc_per_node": 2, "max_restarts": 9, "preload": ["torch._dynamo", "torch.nn.parallel"]}
-        process = start(env, self.folder, TRAINS, entrypoint=entrypoint, durable="kept", **more)
+        process = start(env, self.folder, script, entrypoint=entrypoint, durable="kept", **more)
         _, self.err = process.communicate(timeout=200)
         assert process.returncode == 0, self.err
         for rank in range(4):
@@ -98,9 +102,10 @@ class Trained:
         return [(self.folder / f"pid-{attempt}-{rank}").read_text() for rank in range(4)]
 
 
-def test_no_step_is_lost_when_ranks_die(alone):
+@pytest.mark.parametrize("backend", [*fake_nccl.BEGINS])
+def test_no_step_is_lost_when_ranks_die(alone, backend):
     """One rank dies, and then two of both nodes, with others that stay. Then all die, and the same is restored."""
-    run = Trained(alone, {1: (10, [1], False), 2: (11, [0, 3], False), 3: (12, [0, 1, 2, 3], False)})
+    run = Trained(alone, {1: (10, [1], False), 2: (11, [0, 3], False), 3: (12, [0, 1, 2, 3], False)}, backend)
     assert [run.restored(attempt) for attempt in (1, 2)] == [0, 11], run.err
     first, second = run.pids(1), run.pids(2)
     assert [one == two for one, two in zip(first, second, strict=True)] == [True, False, True, True]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -191,9 +190,7 @@ def run(
 ) -> Trained:
     """Run a script with two workers, usually on one node. `faults`: see `fake_nccl`."""
     env, folder = alone
-    (folder / "fake_nccl.py").write_text(Path(fake_nccl.__file__).read_text(encoding="utf-8"))
-    env |= {"FAKE_NCCL": str(folder / "fake"), "FAKE_NCCL_FAULTS": json.dumps(faults or {})}
-    (folder / "fake").mkdir()
+    env |= fake_nccl.environment(folder, faults)
     job = {"nnodes": 1, "max_restarts": 1, "preload": ["torch", "torch.distributed"]} | job
     process = start(env, folder, script, **job)
     _, err = process.communicate(timeout=150)
