@@ -15,7 +15,7 @@
 # by which one sees without a GPU which processes touch CUDA;
 # IF_AVAILABLE=1: to lack a Python or the package index is no failure);
 # make slurm: run jobs on a real Slurm of four nodes on this machine, as root, after `apt-get install slurm-wlm munge`
-# (CHAINS=20 chains of three jobs);
+# (CHAINS=20 chains of three jobs; PROCTRACK=cgroup or linuxproc: how Slurm tracks processes, else pgid);
 # make gpu: everything that needs a GPU, in nine minutes, without a network (ONLY="hangs state": these; OUT=folder);
 # make gpu-bundle: pack what `make gpu` needs on another machine into gpu-bundle (GPU_PYTHON=3.12: that machine's).
 

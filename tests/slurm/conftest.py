@@ -20,6 +20,7 @@ import pytest
 from tests.cluster.conftest import wait_until
 from tests.private_cluster import MARK, end_marked, free_ports, marked, running
 
+PROCTRACK = os.environ.get("PROCTRACK", "pgid")
 NODES = ("n1", "n2", "n3", "n4")
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
 FIRST_PORT, MOST_JOBS = 20_000, 100
@@ -41,7 +42,7 @@ SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/%n.log
-ProctrackType=proctrack/pgid
+ProctrackType=proctrack/{proctrack}
 TaskPlugin=task/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
@@ -166,8 +167,10 @@ def start(folder: Path) -> int:
         last=ports[-1],
         requeue=REQUEUE_SECONDS,
         job=first_job,
+        proctrack=PROCTRACK,
     )
     (folder / "slurm.conf").write_text(conf)
+    (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")  # read with PROCTRACK=cgroup
     run(folder, "slurmctld", "-c")
     for name in NODES:
         run(folder, "slurmd", "-N", name)

@@ -40,6 +40,8 @@ _MARK = "RAYLAUNCH_SLURM_NODE"
 """A variable of all processes that Ray starts on a node: the job and the number of the task."""
 _KEEPS_ENVIRON = {"SPT_NOENV": "1"}
 """Lets Ray's agents, which outlive a dead head for a while, not write their titles over the mark (setproctitle)."""
+_IN_USE = "in-use.lock"
+"""A file in Ray's folder that is locked as long as a node of a job uses the folder."""
 _STARTED = "Ray runtime started"
 """What `ray start` prints when its node is up."""
 
@@ -113,6 +115,7 @@ def _join(address: str, environ: Mapping[str, str], *, leaves: bool) -> int:
 def _ray_node(address: str, options: Sequence[str], environ: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
     """Have Ray on this node, as a child process: `ray start --block`. Raises ClusterError if it does not start."""
     folder, name = _folder(address), environ["SLURMD_NODENAME"]
+    _remove_left(folder)
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.stat().st_uid != os.getuid():
         raise ClusterError(f"{folder} on {name} is another user's", hint="remove it, or submit the job again")
@@ -121,7 +124,8 @@ def _ray_node(address: str, options: Sequence[str], environ: Mapping[str, str]) 
     command = ["ray.scripts.scripts", "start", "--block", "--disable-usage-stats", *ports, *options]
     node = f"{environ['SLURM_JOB_ID']}.{environ['SLURM_PROCID']}."
     log = folder / f"ray-start-{node}log"
-    with _sweeper(f"{_MARK}={node}", folder):
+    with open(folder / _IN_USE, "w") as in_use, _sweeper(f"{_MARK}={node}", folder):
+        fcntl.flock(in_use, fcntl.LOCK_SH)
         with open(folder / "start.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # two that start at the same time would take the same names
             for _ in range(_STARTS):
@@ -193,6 +197,15 @@ def _cpus(environ: Mapping[str, str]) -> list[str]:
 def _folder(address: str) -> Path:
     """Return Ray's folder. The paths of its sockets may have 107 characters, so TMPDIR may be too long."""
     return Path(f"/tmp/raylaunch-slurm-{os.getuid()}-{address.rpartition(':')[2]}")  # noqa: S108
+
+
+def _remove_left(own: Path) -> None:
+    """Remove the folders of earlier jobs of which Slurm has killed all processes: with cgroups also the sweeper."""
+    for folder in own.parent.glob(own.name.rpartition("-")[0] + "-*"):
+        with contextlib.suppress(OSError), open(folder / _IN_USE) as in_use:
+            if folder != own:
+                fcntl.flock(in_use, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _having(text: str, file: str) -> Iterator[int]:

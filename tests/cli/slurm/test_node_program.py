@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import socket
@@ -60,6 +61,20 @@ def test_what_ray_start_says_is_the_error(node, ray_is, head, tmp_path):
     with pytest.raises(ClusterError, match="`ray start` failed on n1:\nno port"):
         join(head, node)
     assert not (tmp_path / "ray").exists()
+
+
+def test_folders_of_jobs_that_were_killed_are_removed(node, ray_is, head, tmp_path, monkeypatch):
+    """And not those of jobs that run, nor what somebody else has put there."""
+    monkeypatch.setattr(node_program, "_folder", lambda address: tmp_path / "ray-1")
+    for name in ("ray-2", "ray-3", "ray-x"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "ray-2/in-use.lock").touch()
+    ray_is("raise SystemExit(1)")
+    with open(tmp_path / "ray-3/in-use.lock", "w") as in_use:
+        fcntl.flock(in_use, fcntl.LOCK_SH)
+        with pytest.raises(ClusterError):
+            join(head, node)
+    assert {path.name for path in tmp_path.iterdir()} == {"ray-3", "ray-x"}
 
 
 def test_ray_start_is_tried_again(node, ray_is, head, tmp_path):
