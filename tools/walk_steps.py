@@ -99,7 +99,7 @@ cluster.fleet.fleet_base:FleetBase._decide | asks the allocator, and performs it
 cluster.fleet.allocator:Allocator.take_requests | which slots to reserve, and where to start agents
 # The allocator
 cluster.fleet.allocator:Allocator.start
-cluster.fleet.slot_table:ReserveGang | which slots exist; `ReserveGang`, `StartAgent`
+cluster.fleet.allocator:ReserveGang
 # The fleet's thread, for a request
 cluster.fleet.ray_fleet:RayFleet._do
 cluster.ray_api.placement_groups:PlacementGroups.reserve_gang | the reservation
@@ -171,7 +171,7 @@ cluster.ray_api.placement_groups:PlacementGroups.when_granted | Ray grants the r
 cluster.fleet.ray_fleet:RayFleet._granted | is told
 # The allocator
 cluster.fleet.allocator:Allocator.granted | the slot has a host now
-cluster.fleet.slot_table:SlotTable.get | remembers it
+cluster.fleet.allocator:SlotTable.get
 # The fleet's thread, for a request
 cluster.fleet.ray_fleet:RayFleet._do
 cluster.agent.serialization:dump_spec | messages between driver and agents as bytes

@@ -25,7 +25,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raylaunch.cluster.agent import serialization
 from raylaunch.cluster.agent.ray_actor import dismiss
-from raylaunch.cluster.fleet.slot_table import StartAgent
+from raylaunch.cluster.fleet.allocator import StartAgent
 from raylaunch.cluster.succession import named_resources
 from raylaunch.cluster.succession.registry_key import NAMESPACE
 from raylaunch.core.newtypes import HostId, NodeId

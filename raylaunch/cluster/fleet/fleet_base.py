@@ -11,8 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
-from raylaunch.cluster.fleet.allocator import Allocator
-from raylaunch.cluster.fleet.slot_table import Request, StartAgent
+from raylaunch.cluster.fleet.allocator import Allocator, Request, StartAgent
 from raylaunch.cluster.fleet_api import Tell
 from raylaunch.core.newtypes import HostId, NodeId
 from raylaunch.core.placement.plan import Plan

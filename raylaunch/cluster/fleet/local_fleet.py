@@ -17,8 +17,7 @@ from functools import partial
 from typing import Any
 
 from raylaunch.cluster.agent.agent import Agent, Home
-from raylaunch.cluster.fleet.fleet_base import Answer, FleetBase
-from raylaunch.cluster.fleet.slot_table import (
+from raylaunch.cluster.fleet.allocator import (
     AnnounceNode,
     ReleaseSlot,
     Request,
@@ -27,6 +26,7 @@ from raylaunch.cluster.fleet.slot_table import (
     StartAgent,
     StopAgent,
 )
+from raylaunch.cluster.fleet.fleet_base import Answer, FleetBase
 from raylaunch.cluster.fleet_api import AgentLost, FleetFailed, ReportReceived, SlotGranted, Tell
 from raylaunch.cluster.local import local_machine
 from raylaunch.cluster.local.gpus import Gpus

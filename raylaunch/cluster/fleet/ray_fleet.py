@@ -20,9 +20,8 @@ from raylaunch.cluster.agent import serialization
 from raylaunch.cluster.agent.agent import AgentReport
 from raylaunch.cluster.agent.ray_actor import TITLE, actor_class, ask_for_logs, close, creation_arguments, kill
 from raylaunch.cluster.fleet.agent_reuse import AgentReuse
-from raylaunch.cluster.fleet.allocator import Allocator
-from raylaunch.cluster.fleet.fleet_base import FleetBase
-from raylaunch.cluster.fleet.slot_table import (
+from raylaunch.cluster.fleet.allocator import (
+    Allocator,
     AnnounceNode,
     ReleaseSlot,
     Request,
@@ -31,6 +30,7 @@ from raylaunch.cluster.fleet.slot_table import (
     StartAgent,
     StopAgent,
 )
+from raylaunch.cluster.fleet.fleet_base import FleetBase
 from raylaunch.cluster.fleet_api import (
     AgentAdopted,
     AgentLost,

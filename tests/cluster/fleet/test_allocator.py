@@ -11,8 +11,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from raylaunch.cluster.fleet.allocator import Allocator
-from raylaunch.cluster.fleet.slot_table import (
+from raylaunch.cluster.fleet.allocator import (
+    Allocator,
     AnnounceNode,
     ReleaseSlot,
     ReserveGang,
