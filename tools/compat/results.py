@@ -69,9 +69,10 @@ def notes(rows: list[Row]) -> Iterator[str]:
             if names := [f"`{test}`" for test in found["failed"]]:
                 more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
                 yield where.format(name, f"{', '.join(names[:_MOST_NAMES])}{more} failed")
-            for reason, count in found["skipped"].items():
-                if found["passed"] and (name, reason) not in always:
-                    yield where.format(name, f"{count} left out: {reason}")
+            skipped = found["skipped"].items() if found["passed"] else ()
+            left_out = [f"{count} left out: {reason}" for reason, count in skipped if (name, reason) not in always]
+            if left_out:
+                yield where.format(name, "; ".join(left_out))
 
 
 def _left_out(row: Row) -> set[tuple[str, str]]:

@@ -276,7 +276,9 @@ def _start_local(job: Job, config: JobConfig) -> RaySession:
         )
     except Exception as error:  # Ray has nothing narrower for a start that takes too long
         msg = f"cannot start Ray on this machine: {error}"
-        raise ClusterError(msg, hint="Ray needs room in /tmp and in /dev/shm") from error
+        raise ClusterError(
+            msg, hint="Ray needs room in /tmp and in /dev/shm, and starts late on a busy machine"
+        ) from error
     return _session(str(context.address_info["gcs_address"]), local=True)
 
 
