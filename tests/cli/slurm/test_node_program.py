@@ -19,10 +19,13 @@ from tests.cluster.conftest import wait_until
 
 @pytest.fixture
 def node(tmp_path, monkeypatch):
-    """The environment of a task, whose folder is its own. Signals are as before after the test."""
+    """The environment of a task, whose folder and job are its own: by the job's id processes are found and killed.
+
+    Signals are as before after the test.
+    """
     monkeypatch.setattr(node_program, "_folder", lambda address: tmp_path / "ray")
     before = signal.getsignal(signal.SIGTERM)
-    yield {"SLURMD_NODENAME": "n1", "SLURM_JOB_ID": "7", "SLURM_CPUS_ON_NODE": "2", "SLURM_PROCID": "1"}
+    yield {"SLURMD_NODENAME": "n1", "SLURM_JOB_ID": f"{os.getpid()}", "SLURM_CPUS_ON_NODE": "2", "SLURM_PROCID": "1"}
     signal.signal(signal.SIGTERM, before)
 
 
@@ -187,4 +190,4 @@ raise SystemExit(1)
 """)
     with pytest.raises(ClusterError):
         join(head, node)
-    assert b"RAYLAUNCH_SLURM_NODE=7.1." in (tmp_path / "environ").read_bytes()
+    assert os.fsencode(f"RAYLAUNCH_SLURM_NODE={os.getpid()}.1.") in (tmp_path / "environ").read_bytes()
