@@ -112,7 +112,7 @@ KERNEL = (
 )
 """The packages that start, supervise, restart and resize."""
 KNOWN_CAPABILITIES = {
-    "cluster.agent.agent": {"state", "takeover"},
+    "cluster.agent.agent": {"takeover"},
     "cluster.agent.ray_actor": {"takeover"},
     "cluster.driver.driver": {"takeover"},
     "cluster.driver.run_folder": {"report", "takeover"},
@@ -120,7 +120,7 @@ KNOWN_CAPABILITIES = {
     "core.machine.events_and_actions": {"takeover"},
     "core.machine.machine": {"peers", "takeover"},
     "node.forkserver.subreaper": {"state"},
-    "node.protocol.node_spec": {"state", "survivors"},
+    "node.protocol.node_spec": {"survivors"},
     "node.supervisor.forkserver_client": {"state"},
     "node.supervisor.supervisor": {"state", "survivors"},
 }

@@ -36,6 +36,7 @@ from raylaunch.node.protocol.node_spec import AgentSpec, NodeSpec
 from raylaunch.node.protocol.node_status import Ready, StoreOpened, SupervisorEvent
 from raylaunch.node.state.state_memory import StateMemory
 from raylaunch.node.supervisor.supervisor import Supervisor
+from raylaunch.worker.state.buffer_client import ADDRESS_VARIABLE
 from tests import private_cluster
 from tests.private_cluster import MARK
 
@@ -194,7 +195,12 @@ class Node:
             restart_count=self.attempt - 1,
         )
         self.supervisor.state.begin(part)
-        self.supervisor.handle(LaunchWorkers(assignment=part, rendezvous=rendezvous))
+        order, env = (
+            LaunchWorkers(assignment=part, rendezvous=rendezvous),
+            {ADDRESS_VARIABLE: self.supervisor.state.address},
+        )
+        workers = self.supervisor.spec.workers(order)
+        self.supervisor.launch(order, tuple(replace(worker, env=worker.env | env) for worker in workers))
         return self.attempt
 
     def run(self, target: str, *args: Any, nproc: int = 1, **changes: Any) -> Outcome:

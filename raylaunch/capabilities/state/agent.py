@@ -19,6 +19,7 @@ from raylaunch.capabilities.state.file_copies import FileCopies
 from raylaunch.capabilities.state.sections import StateGoal, StateStatus, dump, load_goal
 from raylaunch.cluster.capability import AgentPart, AgentPort
 from raylaunch.core.decoding import prepare
+from raylaunch.core.job.job import Job
 from raylaunch.core.machine.commits import Commit, CopyAddress, HeldCommit, Holder, RestoreOrder
 from raylaunch.core.placement.environment import Assignment
 from raylaunch.core.text import printable
@@ -29,6 +30,9 @@ from raylaunch.node.state.state_files import StateFiles
 from raylaunch.node.state.transfer import CopyRefusedError, TornError
 from raylaunch.worker.runtime import files_wait
 from raylaunch.worker.runtime.spec import WorkerSpec
+from raylaunch.worker.state import buffer_client
+from raylaunch.worker.state.checkpoints import durable_folder
+from raylaunch.worker.state.checkpoints.durable_folder import DurableFolder
 
 _LOOK_SECONDS = 0.02
 """How often is looked whether there is another commit to copy."""
@@ -58,9 +62,16 @@ class StateCopies(AgentPart):
     """Copies of one node. Its methods are called in the agent's event loop, and return at once."""
 
     def __init__(self, port: AgentPort) -> None:
+        """Raise OSError if the node cannot write to the job's durable folder."""
         self._port = port
+        self._env = _durable_env(port.spec.job)
+        if (folder := DurableFolder.of(None, self._env | port.spec.job.env)) is not None:
+            try:
+                folder.check_writable()
+            except OSError as error:
+                msg = f"checkpoints cannot be written to {folder.path} on the node {port.address}: {error.strerror}"
+                raise OSError(error.errno, msg) from None
         self._memory = port.memory
-        self._secret = port.spec.copy_secret
         self._status = StateStatus()
         self._server = self._serving(port.address)
         #: What the driver says of the newest attempt, which may not have begun; and of the one that has.
@@ -69,18 +80,20 @@ class StateCopies(AgentPart):
         #: What subreapers of killed agents hold; None: they are being asked.
         self._lost: tuple[Holder, ...] | None = ()
         port.memory.on_restore = self._restore
-        self._files = FileCopies(port.memory, self._secret, self._say_in_loop, self._found_files)
+        self._files = FileCopies(port.memory, self._port.spec.copy_secret, self._say_in_loop, self._found_files)
         self._pushing, self._fetching = _Work(), _Work()
 
     def _serving(self, address: str) -> PartServer | None:
         try:
             files = self._memory.files
-            server = PartServer(acceptor.listen(address), files, lambda: self._memory.spared, secret=self._secret)
+            server = PartServer(
+                acceptor.listen(address), files, lambda: self._memory.spared, secret=self._port.spec.copy_secret
+            )
             server.start()
         except (OSError, RuntimeError) as error:
             self._port.warn(f"no copies of the state are made: {error}")
             return None
-        files.answer_when_killed(server.fileno(), self._secret)
+        files.answer_when_killed(server.fileno(), self._port.spec.copy_secret)
         at = CopyAddress(node=self._port.spec.node, host=address, port=server.address.port)
         self._tell(StateStatus(at=at))
         return server
@@ -112,7 +125,7 @@ class StateCopies(AgentPart):
             self._follow(self._shown)
 
     def workers(self, assignment: Assignment, specs: tuple[WorkerSpec, ...]) -> tuple[WorkerSpec, ...]:
-        """Begin another attempt: its workers may have to wait for files."""
+        """Begin another attempt: its workers learn where buffers and checkpoints are, and may wait for files."""
         attempt, self._assignment = assignment.attempt, assignment
         goal = self._shown if self._shown.attempt == attempt else StateGoal(attempt=attempt)
         self._stop()
@@ -121,8 +134,9 @@ class StateCopies(AgentPart):
         self._ask_lost(goal.lost)
         awaits_files = self._files.launched(assignment, goal.peers)
         self._follow(goal)
-        waiting = {files_wait.WAIT_VARIABLE: str(attempt)} if awaits_files else {}
-        return tuple(replace(spec, env=spec.env | waiting) for spec in specs)
+        env = self._env | {buffer_client.ADDRESS_VARIABLE: self._memory.address}
+        env |= {files_wait.WAIT_VARIABLE: str(attempt)} if awaits_files else {}
+        return tuple(replace(spec, env=spec.env | env) for spec in specs)
 
     def _follow(self, goal: StateGoal) -> None:
         """Copy the commits of the attempt, which has begun, to the agent that the goal names."""
@@ -209,13 +223,13 @@ class StateCopies(AgentPart):
 
     def _push(self, work: _Work, target: CopyAddress, parts: tuple[HeldCommit, ...]) -> None:
         rate = float("inf") if self._memory.is_hurried else transfer.COPY_BYTES_PER_SECOND
-        push(self._memory.files, target, self._secret, parts, is_stopped=work.stop.is_set, rate=rate)
+        push(self._memory.files, target, self._port.spec.copy_secret, parts, is_stopped=work.stop.is_set, rate=rate)
 
     def _ask_all(self, work: _Work, addresses: tuple[CopyAddress, ...]) -> None:
         found = []
         for one in addresses:
             with contextlib.suppress(OSError, CopyRefusedError):
-                with transfer.connection(one, self._secret, seconds=_ASK_SECONDS) as line:
+                with transfer.connection(one, self._port.spec.copy_secret, seconds=_ASK_SECONDS) as line:
                     held = transfer.ask(line, tuple[HeldCommit, ...], "held")
                 found.append(Holder(at=one, held=held))
 
@@ -235,7 +249,7 @@ class StateCopies(AgentPart):
             # Where a subreaper is gone, workers say what they lack, and the next attempt goes on without it.
             while not work.stop.is_set() and not (source.orphaned and failures == _ORPHAN_TRIES):
                 try:
-                    with transfer.connection(source, self._secret) as line:
+                    with transfer.connection(source, self._port.spec.copy_secret) as line:
                         for part in parts:
                             fetch(self._memory.files, line, part, (order.commit, order.kept))
                     break
@@ -251,6 +265,18 @@ class StateCopies(AgentPart):
             self._say_in_loop(why)
         work.stop.wait(_RETRY_SECONDS[min(failures, len(_RETRY_SECONDS) - 1)])
         return failures + 1
+
+
+def _durable_env(job: Job) -> dict[str, str]:
+    """Return the variables by which `State` knows where checkpoints are, but for those that the job itself sets."""
+    if not job.durable:
+        return {}
+    env = {
+        durable_folder.FOLDER_VARIABLE: job.durable,
+        durable_folder.EVERY_VARIABLE: f"{job.durable_every:g}",
+        durable_folder.KEEP_VARIABLE: f"{job.durable_keep}",
+    }
+    return {name: value for name, value in env.items() if name not in job.env}
 
 
 def push(

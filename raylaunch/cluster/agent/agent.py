@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -43,7 +44,6 @@ from raylaunch.node.protocol.node_status import (
 from raylaunch.node.protocol.section import CapabilitySection
 from raylaunch.node.supervisor.forkserver_client import ForkServerClient
 from raylaunch.node.supervisor.supervisor import Supervisor
-from raylaunch.worker.state.checkpoints.durable_folder import DurableFolder
 
 
 def per_process(spec: AgentSpec) -> Mapping[str, Any]:
@@ -51,8 +51,9 @@ def per_process(spec: AgentSpec) -> Mapping[str, Any]:
 
     Variables that describe a terminal do not matter to it.
     """
-    of_job = {name: getattr(spec.job, name) for name in ("nodes", "cpus_per_worker", "preload", "start_method")}
-    of_agent = {name: getattr(spec, name) for name in ("kept", "env", "nproc", "niceness", "cwd", "ray_address")}
+    names = ("nodes", "env", "cpus_per_worker", "preload", "start_method")
+    of_job = {name: getattr(spec.job, name) for name in names}
+    of_agent = {name: getattr(spec, name) for name in ("kept", "nproc", "niceness", "cwd", "ray_address")}
     environ = {name: value for name, value in spec.submitter_env.items() if not is_of_a_terminal(name)}
     return {**of_job, **of_agent, "submitter_env": environ}
 
@@ -88,6 +89,14 @@ class AgentReport:
     """The generation of the driver's ledger that is kept here."""
 
 
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, limits.explained(error, "the agent")) from error
+
+
 class LeaseExpiredError(Exception):
     """The node's processes have ended, since nothing was heard of the driver for too long."""
 
@@ -112,7 +121,7 @@ class Agent:
         env = base_env(
             home.environ,
             spec.submitter_env,
-            (spec.env, *(rule.env for rule in matching(spec.job.nodes, place).values())),
+            (spec.job.env, *(rule.env for rule in matching(spec.job.nodes, place).values())),
             place=place,
             nproc=spec.nproc,
             cpus_per_worker=spec.job.cpus_per_worker,
@@ -123,7 +132,7 @@ class Agent:
         self._view, self._address, self._log_reader = outputs.view(spec.job), address, LogReader()
         threads = env.get("OMP_NUM_THREADS", "")
         self._up = partial(AgentReady, host=home.host, address=address, nproc=spec.nproc, threads=threads)
-        self._supervisor = self._started_supervisor(spec, env, client)
+        self._supervisor = self._made_supervisor(spec, env, client)
         self._outbox: Outbox[AgentReady | NodeEvent] = Outbox()
         self._status = StatusFeed(spec.epoch)
         #: Set when there is something to report.
@@ -133,9 +142,11 @@ class Agent:
         self._loop = asyncio.get_running_loop()
         #: Set when the lease has expired and, of a detached run, all processes of the node have ended.
         self._ended = asyncio.Event()
-        #: By the names of their capabilities.
         self._logs = LogShipper(self._outbox, self._wake_if_needed, self._supervisor.page)
+        #: By the names of their capabilities. One of them may find that nothing can be started here.
         self._parts = {name: self._begun(name, begin, home.host) for name, begin in spec.parts.items()}
+        with _explained():
+            self._supervisor.start()
         self._report_interval = report_interval(spec.job.node_timeout)
         self.session = AgentSession(spec.epoch)
         self._lease = Lease(spec.job.node_timeout, self._supervisor.renew_lease, end)
@@ -145,25 +156,15 @@ class Agent:
             gone = partial(self._in_loop, partial(self._driver_gone, spec.job.driver_timeout))
         self._link = Link(spec.link_address, spec.node, end_this_process, gone) if spec.link_address else None
 
-    def _started_supervisor(self, spec: AgentSpec, env: dict[str, str], client: ForkServerClient | None) -> Supervisor:
+    def _made_supervisor(self, spec: AgentSpec, env: dict[str, str], client: ForkServerClient | None) -> Supervisor:
         address, cwd, more = self._address, spec.cwd or working_folder.current(), self._interface_env
         if not os.path.isdir(cwd):
             msg = f"the folder {cwd} does not exist on the node {address}"
             raise FileNotFoundError(msg)
-        if (folder := DurableFolder.of(None, spec.env)) is not None:
-            try:
-                folder.check_writable()
-            except OSError as error:
-                msg = f"checkpoints cannot be written to {folder.path} on the node {address}: {error.strerror}"
-                raise OSError(error.errno, msg) from None
         if spec.job.virtual_local_rank:  # known before the first attempt
             devices.own(devices.indices(spec.nproc - 1, spec.nproc, spec.gpus_per_worker), env)
-        try:
-            found = Supervisor(spec, address=address, env=env, interface_env=more, cwd=cwd, client=client)
-            found.start()
-        except OSError as error:
-            raise OSError(error.errno, limits.explained(error, "the agent")) from error
-        return found
+        with _explained():
+            return Supervisor(spec, address=address, env=env, interface_env=more, cwd=cwd, client=client)
 
     def _begun(self, capability: str, begin: Callable[[AgentPort], AgentPart], host: HostId) -> AgentPart:
         def tell(body: bytes) -> None:

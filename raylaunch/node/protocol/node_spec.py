@@ -21,8 +21,6 @@ from raylaunch.worker import RUN_DIR_VARIABLE
 from raylaunch.worker.heartbeats import shared_page, slot_owner
 from raylaunch.worker.runtime import entry, files_wait
 from raylaunch.worker.runtime.spec import WorkerSpec
-from raylaunch.worker.state import buffer_client
-from raylaunch.worker.state.checkpoints import durable_folder
 from raylaunch.worker.survivors import survivor_link
 
 _RECORDED = "flight_recorder_rank_"
@@ -78,18 +76,6 @@ class AgentSpec:
         return "pickle" if self.payload else self.job.entrypoint.kind
 
     @property
-    def env(self) -> dict[str, str]:
-        """The job's own variables, and those by which `State` knows where checkpoints are."""
-        if not self.job.durable:
-            return self.job.env
-        return {
-            durable_folder.FOLDER_VARIABLE: self.job.durable,
-            durable_folder.EVERY_VARIABLE: f"{self.job.durable_every:g}",
-            durable_folder.KEEP_VARIABLE: f"{self.job.durable_keep}",
-            **self.job.env,
-        }
-
-    @property
     def gpus_per_worker(self) -> float:
         """How many GPUs each worker has."""
         return float(self.job.gpus_per_worker)
@@ -123,8 +109,6 @@ class NodeSpec:
     """Path of the shared page on which workers show their progress."""
     fast_dir: str
     """What workers get as RAYLAUNCH_FAST_DIR, in a folder that has copies of other nodes' files too."""
-    state_address: str = ""
-    """Where workers ask for memory; see `worker/state/buffer_client.py`."""
     survivors_address: str = ""
     """Where workers say that they can stay; see `worker/survivors/survivor_link.py`."""
 
@@ -197,11 +181,11 @@ class NodeSpec:
         has_slot = local_rank < shared_page.MAX_WORKERS
         slot = {shared_page.PAGE_VARIABLE: f"{self.page}:{local_rank}"} if has_slot else {}
         run_dir = {RUN_DIR_VARIABLE: self.run_dir} if self.agent.kept else {}
-        state = {buffer_client.ADDRESS_VARIABLE: self.state_address, files_wait.FOLDER_VARIABLE: self.fast_dir}
+        files = {files_wait.FOLDER_VARIABLE: self.fast_dir}
         if has_slot and self.agent.kind != "command":
-            state[survivor_link.ADDRESS_VARIABLE] = self.survivors_address
-        state |= self.recorder(attempt) if os.path.isdir(PurePath(self.fast_dir).parent) else {}
-        return slot | run_dir | state | {slot_owner.ATTEMPT_VARIABLE: str(attempt)}
+            files[survivor_link.ADDRESS_VARIABLE] = self.survivors_address
+        files |= self.recorder(attempt) if os.path.isdir(PurePath(self.fast_dir).parent) else {}
+        return slot | run_dir | files | {slot_owner.ATTEMPT_VARIABLE: str(attempt)}
 
     def store(self, attempt: int, port: int) -> StartStore:
         """Return the order for the store of an attempt. `port` counts where the job fixes none; 0: any."""

@@ -86,7 +86,7 @@ class Supervisor:
             self.page, spec.state_secret, spec.state_bytes, self.client.fast_dir, self.client.fd_store
         )
         self._survivors = SurvivorTable()
-        own = replace(own, state_address=self.state.address, survivors_address=self._survivors.address)
+        own = replace(own, survivors_address=self._survivors.address)
         self.spec: NodeSpec = replace(own, interface_env=interface_env or {})
         #: Whether the fork server has imported everything and takes orders.
         self.ready = False

@@ -17,6 +17,7 @@ import pytest
 from raylaunch.capabilities.state import agent
 from raylaunch.capabilities.state.agent import StateCopies
 from raylaunch.capabilities.state.sections import StateGoal, StateStatus, dump, load_status
+from raylaunch.core.job.job import Entrypoint, Job
 from raylaunch.core.machine.commits import Commit, CopyAddress, HeldCommit, Holder, RestoreOrder
 from raylaunch.core.newtypes import HostId, NodeId
 from raylaunch.core.placement.environment import Member, assign
@@ -34,6 +35,7 @@ from tests.node.harness import until
 
 SIZE = 3 * 2**20
 SECRET = "1" * 64
+JOB = Job(entrypoint=Entrypoint(script="train.py"))
 SHARED = 2**20 + 100
 INTERVAL = 7
 WORLD = [Member(node=NodeId(f"node-{n}"), address="", nproc=2, host=f"host-{n}") for n in (0, 1)]
@@ -45,6 +47,7 @@ class Side:
 
     number: int
     most: int | None = None
+    job: Job = JOB
     secret: str = ""
     reports: list[StateStatus | str] = field(default_factory=list)
     """What it tells the driver, and a person, but where it serves."""
@@ -54,7 +57,7 @@ class Side:
         self.store = FdStoreClient()
         self.memory = StateMemory(self.page, self.secret, self.most, store=self.store)
         port = agent_port(
-            spec=SimpleNamespace(node=NodeId(f"node-{self.number}"), copy_secret=SECRET),
+            spec=SimpleNamespace(node=NodeId(f"node-{self.number}"), copy_secret=SECRET, job=self.job),
             address="127.0.0.1",
             host=HostId(f"host-{self.number}"),
             memory=self.memory,
@@ -523,6 +526,28 @@ def test_the_node_of_rank_0_asks_what_killed_agents_have_left(killed):
     assert {one.commit.steps for one in found.held} == {5, 6, 9}
     side.begin(3)
     assert side.told_of() == [own]
+    side.close()
+
+
+@dataclass
+class Spec:
+    """What a worker is started from."""
+
+    env: dict[str, str]
+
+
+def test_workers_are_told_where_buffers_and_checkpoints_are(tmp_path):
+    """What the job itself sets wins, and not what the submitter has."""
+    env = {"RAYLAUNCH_DURABLE_KEEP": "9"}
+    job = replace(JOB, durable=str(tmp_path), durable_every=5.0, env=env)
+    side = Side(0, job=job)
+    (spec,) = side.copies.workers(assign(2, WORLD)[0], (Spec({**env, "RAYLAUNCH_DURABLE": "/other"}),))
+    assert spec.env == {
+        "RAYLAUNCH_STATE": side.memory.address,
+        "RAYLAUNCH_DURABLE": str(tmp_path),
+        "RAYLAUNCH_DURABLE_EVERY": "5",
+        "RAYLAUNCH_DURABLE_KEEP": "9",
+    }
     side.close()
 
 

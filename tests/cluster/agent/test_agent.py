@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from raylaunch.capabilities.state.agent import StateCopies
 from raylaunch.cluster.agent.agent import Agent, Home, LeaseExpiredError
 from raylaunch.core.newtypes import HostId
 from raylaunch.node.protocol.node_goal import OpenStore
@@ -47,7 +48,7 @@ def test_a_node_whose_driver_stands_still(spec):
         status = None
         while status is None or status.up is None:  # until the fork server is ready
             status = (await agent.next_report()).status or status
-        assert marked(spec.env[MARK])
+        assert marked(spec.job.env[MARK])
         folder = agent._supervisor.state.files.folder.root  # noqa: SLF001
         assert is_there(folder)
         await expired.wait()
@@ -55,7 +56,7 @@ def test_a_node_whose_driver_stands_still(spec):
         await asyncio.sleep(0)
         assert not called.done(), "nothing proves yet that the workers have ended"
         await agent.end_node()
-        assert marked(spec.env[MARK]) == []
+        assert marked(spec.job.env[MARK]) == []
         assert not is_there(folder), "if this process is killed now, nobody would remove that"
         assert agent.session.look().is_over
         for _ in range(2):
@@ -71,5 +72,12 @@ def test_a_node_that_cannot_write_checkpoints(spec):
     """It is not started."""
     job = replace(spec.job, durable="/proc/new")
     home = Home(host=HostId("a"), address="10.0.0.7", environ=os.environ)
-    with pytest.raises(OSError, match=r"to /proc/new on the node 10\.0\.0\.7: /proc cannot be written: No such file"):
-        Agent(replace(spec, job=job, address="10.0.0.7"), home, end=lambda: None)
+    told = replace(spec, job=job, address="10.0.0.7", parts={"state": StateCopies})
+
+    async def start() -> None:
+        with pytest.raises(
+            OSError, match=r"to /proc/new on the node 10\.0\.0\.7: /proc cannot be written: No such file"
+        ):
+            Agent(told, home, end=lambda: None)
+
+    asyncio.run(start())

@@ -38,9 +38,9 @@ def test_another_run_of_the_same_kind():
     assert not differs(SPEC, replace(told, link_address=SecretAddress(host="", port=1, secret="")))
 
 
-@pytest.mark.parametrize("name", ["env", "durable", "preload", "start_method", "nodes", "cpus_per_worker"])
+@pytest.mark.parametrize("name", ["env", "preload", "start_method", "nodes", "cpus_per_worker"])
 def test_what_a_fork_server_was_started_with(name):
-    changed = {"env": {"A": "2"}, "durable": "/checkpoints"}.get(name, object())
+    changed = {"env": {"A": "2"}}.get(name, object())
     assert differs(SPEC, replace(SPEC, job=replace(JOB, **{name: changed})))
     assert differs(SPEC, replace(SPEC, run_dir="")), "logs go to a folder of the fork server's"
 

@@ -51,17 +51,6 @@ def test_the_backend_of_functions(gpus, settings, backend, each):
     assert (told.backend, told.gpus_per_worker) == (backend, each)
 
 
-def test_state_is_told_where_checkpoints_are():
-    """The variables of a person win."""
-    told = agent(replace(COMMAND, durable="/nfs", durable_every=5.0, env={"RAYLAUNCH_DURABLE_KEEP": "9", "A": "1"}))
-    assert told.env == {
-        "RAYLAUNCH_DURABLE": "/nfs",
-        "RAYLAUNCH_DURABLE_EVERY": "5",
-        "RAYLAUNCH_DURABLE_KEEP": "9",
-        "A": "1",
-    }
-
-
 @pytest.mark.parametrize("nhosts", [1, 2])
 def test_the_interface_is_told_only_in_a_world_of_several_hosts(nhosts):
     """A world may span several hosts in one attempt, and not in the next."""
