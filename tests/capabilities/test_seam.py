@@ -15,6 +15,7 @@ from raylaunch.core.job.job import Entrypoint, Job
 from raylaunch.core.machine.events_and_actions import StopRequested
 from raylaunch.core.monitoring.heartbeat import Heartbeat, WorkerProgress
 from raylaunch.node.protocol.node_goal import LaunchWorkers, OpenStore, ProposeCheckpoint
+from raylaunch.node.protocol.node_status import NodeStatus
 from raylaunch.node.protocol.section import CapabilitySection
 from tests.fakes import FakeFleet, RunRecorder
 
@@ -110,6 +111,19 @@ def test_a_part_learns_of_a_node_that_is_lost_and_whether_it_is_dead(silent):
     fleet.on_launched[2] = fleet.finish
     assert one.run().exit_code == 0
     assert notes == ["begun", ("node-2", not silent), "ended"]
+
+
+def test_a_part_is_told_what_a_node_says_before_the_node_joins():
+    """Else it would not know it when the first attempt begins."""
+
+    class Knowing(Part):
+        def launched(self, now) -> None:
+            self.notes.append("launched")
+
+    notes, fleet = [], FakeFleet(1)
+    fleet.statuses["node-1"] = NodeStatus().after(CapabilitySection(capability="part 0", body=b"1"))
+    assert driver(fleet, partial(Knowing, notes)).run().exit_code == 0
+    assert notes == ["begun", ("node-1", b"1"), "launched", "ended"]
 
 
 def test_a_part_is_told_what_has_changed_of_its_own():

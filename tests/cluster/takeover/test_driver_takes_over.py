@@ -19,6 +19,9 @@ from hypothesis import strategies as st
 
 from raylaunch.capabilities.hangs.driver import HangWatch
 from raylaunch.capabilities.peers.driver import PeerCheck
+from raylaunch.capabilities.state.driver import HeldState
+from raylaunch.capabilities.state.sections import StateStatus, load_goal
+from raylaunch.capabilities.state.sections import dump as dump_state
 from raylaunch.cluster.agent.agent import AgentReport
 from raylaunch.cluster.capability import Capability
 from raylaunch.cluster.driver import driver as drivers
@@ -31,6 +34,7 @@ from raylaunch.core.driver_replaced import DriverReplaced
 from raylaunch.core.failures.failure import WorkerError
 from raylaunch.core.history.run_status import StatusBuilder
 from raylaunch.core.job.job import Entrypoint, Job
+from raylaunch.core.machine.commits import CopyAddress
 from raylaunch.core.machine.events_and_actions import ResizeRequested, RestartRequested, StopRequested
 from raylaunch.core.machine.save_time import DeadlineSet
 from raylaunch.core.machine.state import Phase, Saving
@@ -47,6 +51,7 @@ from raylaunch.node.protocol.node_goal import (
     StopWorkers,
 )
 from raylaunch.node.protocol.node_status import AgentReady, StacksDumped
+from raylaunch.node.protocol.section import CapabilitySection
 from tests.fakes import READY, FakeFleet, RunRecorder, process_failure
 from tests.profiles import examples
 
@@ -458,6 +463,22 @@ def test_a_launch_of_which_one_node_was_not_told():
     """It gets the order that was lost."""
     orders, lost = told_in_part(LaunchWorkers)
     assert [(node, order) for node, order in orders if isinstance(order, LaunchWorkers)] == [("node-2", *lost)]
+
+
+def test_a_node_that_was_not_told_of_the_attempt_is_first_shown_to_whom_it_copies(monkeypatch):
+    """The driver that takes over knows where nodes take copies from what they tell."""
+
+    def serve(_before, fleet) -> None:
+        for number, node in enumerate(fleet.names):
+            status = StateStatus(at=CopyAddress(node=node, host="h", port=number + 1))
+            section = CapabilitySection(capability="state", body=dump_state(status))
+            fleet.statuses[node] = fleet.statuses[node].after(section)
+
+    monkeypatch.setitem(globals(), "CAPABILITIES", [Capability(name="state", driver=HeldState)])
+    orders, (lost,) = told_in_part(LaunchWorkers, what=serve)
+    shown, launched = [order for node, order in orders if node == "node-2"][:2]
+    assert load_goal(shown.body).copies_to == CopyAddress(node="node-1", host="h", port=1)
+    assert launched == lost
 
 
 def test_a_launch_of_which_no_node_was_told():
