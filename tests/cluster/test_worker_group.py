@@ -403,6 +403,39 @@ print(json.dumps(found))
     }
 
 
+def test_each_rank_reads_its_part_of_a_dataset(launcher):
+    """Of Ray Data: by an iterator that it gets in a call; another one after a rank has died."""
+    pytest.importorskip("pyarrow")
+    found = outcome(
+        launcher,
+        """
+        import ray.data
+
+        class Reader(Counter):
+            def read(self, part, die=False):
+                rows = [int(row) for batch in part.iter_batches(batch_size=10) for row in batch["id"]]
+                if die and self.rank:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return rows
+
+        ray.init(log_to_driver=False, logging_level="ERROR")
+        ray.data.DataContext.get_current().enable_progress_bars = False
+        numbers = ray.data.range(100, override_num_blocks=10)
+        found = []
+        with group_of(Reader, 0, max_restarts=1, cpus_per_worker=0.1) as group:
+            parts = lambda: raylaunch.scatter(numbers.streaming_split(len(group), equal=True))
+            found.append(group.call("read", parts()))
+            try:
+                group.call("read", parts(), die=True)
+            except raylaunch.RankRestartedError:
+                found.append(group.call("read", parts()))
+        print(json.dumps({"each": [[len(rows) for rows in parts] for parts in found],
+                          "all": [sorted(row for rows in parts for row in rows) == [*range(100)] for parts in found]}))
+        """,
+    )
+    assert found == {"each": [[50, 50], [50, 50]], "all": [True, True]}
+
+
 def test_groups_share_a_placement_group(launcher):
     """With each other, and with actors of the caller. It stays, and nothing else is reserved, also over a restart."""
     found = outcome(

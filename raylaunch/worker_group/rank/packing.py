@@ -58,6 +58,7 @@ class _Packer(cloudpickle.Pickler):  # type: ignore[misc]
         super().__init__(file, protocol=5, buffer_callback=buffers.append)
         self._identify = identify
         self._tensor = getattr(sys.modules.get("torch"), "Tensor", None)
+        self._iterator = getattr(sys.modules.get("ray.data"), "DataIterator", ())
 
     def reducer_override(self, obj: Any) -> Any:
         """Return how an object is pickled. It is called for all but the plainest, before all else."""
@@ -66,7 +67,19 @@ class _Packer(cloudpickle.Pickler):  # type: ignore[misc]
         if self._tensor is not None and type(obj) is self._tensor and _is_plain(obj):
             flat = obj.detach().reshape(-1).view(sys.modules["torch"].uint8)
             return _tensor, (pickle.PickleBuffer(flat.numpy()), obj.dtype, tuple(obj.shape))
+        if self._iterator and isinstance(obj, self._iterator):
+            context = sys.modules["ray"].get_runtime_context()
+            return _data_iterator, (context.gcs_address, context.namespace, cloudpickle.dumps(obj))
         return super().reducer_override(obj)
+
+
+def _data_iterator(address: str, namespace: str, pickled: bytes) -> Any:
+    """Return an iterator of Ray Data, which reads in a process that is connected to Ray."""
+    import ray  # noqa: PLC0415
+
+    if not ray.is_initialized():
+        ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level="ERROR")
+    return pickle.loads(pickled)  # noqa: S301
 
 
 def _named(name: Any) -> object:
