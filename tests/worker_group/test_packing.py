@@ -52,11 +52,13 @@ def test_other_tensors_are_pickled_as_torch_does(tensor: torch.Tensor) -> None:
 
 
 def test_a_tensor_in_memory_that_is_read_only_is_a_copy() -> None:
-    """As in Ray's store: torch would let it be written to, and the process would be killed."""
+    """As in Ray's store: torch would write to it, and the process would be killed."""
     first, buffer = packing.packed(torch.zeros(10_000))
-    found = packing.unpacked([first, memoryview(bytes(memoryview(buffer)))])
+    memory = bytes(memoryview(buffer))
+    found = packing.unpacked([first, memoryview(memory)])
     found += 1
     assert found.sum() == 10_000
+    assert not any(memory)
 
 
 def test_each_rank_gets_its_own_part() -> None:

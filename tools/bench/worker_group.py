@@ -29,7 +29,7 @@ class Size:
     calls: int = 300
     objects: int = 20
     megabytes: int = 100
-    deaths: int = 10
+    deaths: int = 30
     starts: int = 4
     of_ray_train: int = 1
     """Deaths that Ray Train is to survive."""
