@@ -120,7 +120,6 @@ KNOWN_CAPABILITIES = {
     "core.machine.events_and_actions": {"takeover"},
     "core.machine.machine": {"peers", "takeover"},
     "node.forkserver.subreaper": {"state"},
-    "node.protocol.node_spec": {"survivors"},
     "node.supervisor.forkserver_client": {"state"},
     "node.supervisor.supervisor": {"state", "survivors"},
 }

@@ -21,7 +21,6 @@ from raylaunch.worker import RUN_DIR_VARIABLE
 from raylaunch.worker.heartbeats import shared_page, slot_owner
 from raylaunch.worker.runtime import entry, files_wait
 from raylaunch.worker.runtime.spec import WorkerSpec
-from raylaunch.worker.survivors import survivor_link
 
 _RECORDED = "flight_recorder_rank_"
 RECORDER_PIPE, RECORDER_DUMP = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "TORCH_FR_DUMP_TEMP_FILE"
@@ -109,8 +108,6 @@ class NodeSpec:
     """Path of the shared page on which workers show their progress."""
     fast_dir: str
     """What workers get as RAYLAUNCH_FAST_DIR, in a folder that has copies of other nodes' files too."""
-    survivors_address: str = ""
-    """Where workers say that they can stay; see `worker/survivors/survivor_link.py`."""
 
     def rank_dir(self, attempt: int, rank: int) -> PurePath:
         """Return the folder for a worker's files."""
@@ -182,8 +179,6 @@ class NodeSpec:
         slot = {shared_page.PAGE_VARIABLE: f"{self.page}:{local_rank}"} if has_slot else {}
         run_dir = {RUN_DIR_VARIABLE: self.run_dir} if self.agent.kept else {}
         files = {files_wait.FOLDER_VARIABLE: self.fast_dir}
-        if has_slot and self.agent.kind != "command":
-            files[survivor_link.ADDRESS_VARIABLE] = self.survivors_address
         files |= self.recorder(attempt) if os.path.isdir(PurePath(self.fast_dir).parent) else {}
         return slot | run_dir | files | {slot_owner.ATTEMPT_VARIABLE: str(attempt)}
 

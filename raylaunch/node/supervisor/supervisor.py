@@ -86,7 +86,6 @@ class Supervisor:
             self.page, spec.state_secret, spec.state_bytes, self.client.fast_dir, self.client.fd_store
         )
         self._survivors = SurvivorTable()
-        own = replace(own, survivors_address=self._survivors.address)
         self.spec: NodeSpec = replace(own, interface_env=interface_env or {})
         #: Whether the fork server has imported everything and takes orders.
         self.ready = False
@@ -160,7 +159,7 @@ class Supervisor:
 
     def launch(self, order: LaunchWorkers, workers: tuple[WorkerSpec, ...]) -> None:
         """Carry out this order with these specifications of workers, instead of the node's own."""
-        assignment = order.assignment
+        assignment, workers = order.assignment, tuple(map(self._survivors.invited, workers))
         start = forkserver_messages.StartWorkers(attempt=order.attempt, workers=workers)
         if order.staying and self.attempt_state is not None:
             start = self._survivors.rejoin(start, self.attempt_state, self.state.file_to_complete)

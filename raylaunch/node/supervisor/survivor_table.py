@@ -14,6 +14,7 @@ from raylaunch.node.protocol import wire
 from raylaunch.node.protocol.forkserver_messages import StartWorkers, SurvivorCompleted, SurvivorReturned
 from raylaunch.node.state.state_files import MemoryFile
 from raylaunch.node.supervisor.attempt_state import AttemptState
+from raylaunch.worker.heartbeats.shared_page import PAGE_VARIABLE
 from raylaunch.worker.runtime.spec import WorkerSpec
 from raylaunch.worker.survivors import survivor_link
 from raylaunch.worker.survivors.survivor_link import Rejoin, SurvivorWord
@@ -49,6 +50,15 @@ class SurvivorTable:
     def fileno(self) -> int:
         """Return a descriptor that is readable when `poll` has something."""
         return self._epoll.fileno()
+
+    def invited(self, worker: WorkerSpec) -> WorkerSpec:
+        """Return the specification of a worker that is told where to say that it can stay.
+
+        A command cannot, nor can a worker that shows no progress.
+        """
+        if worker.kind == "command" or PAGE_VARIABLE not in worker.env:
+            return worker
+        return replace(worker, env=worker.env | {survivor_link.ADDRESS_VARIABLE: self.address})
 
     def rejoin(
         self,

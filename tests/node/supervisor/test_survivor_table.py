@@ -15,6 +15,7 @@ from raylaunch.node.protocol.forkserver_messages import StartWorkers, SurvivorCo
 from raylaunch.node.state.state_files import MemoryFile
 from raylaunch.node.supervisor.attempt_state import AttemptState
 from raylaunch.node.supervisor.survivor_table import SurvivorTable
+from raylaunch.worker.heartbeats.shared_page import PAGE_VARIABLE
 from raylaunch.worker.runtime.spec import WorkerSpec
 from raylaunch.worker.survivors import survivor_link
 from raylaunch.worker.survivors.survivor_link import Rejoin, SurvivorWord
@@ -87,6 +88,17 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
     yield served
     served.worker.close()
     served.table.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "has_page", "is_invited"), [("script", True, True), ("command", True, False), ("script", False, False)]
+)
+def test_who_is_told_where_to_say_that_it_can_stay(served, kind, has_page, is_invited):
+    """Neither a command, which is no Python of ours, nor a worker beyond the slots of the shared page."""
+    page = {PAGE_VARIABLE: "/page:0"} if has_page else {}
+    worker = replace(specs(1)[0], kind=kind, env=page)
+    told = {survivor_link.ADDRESS_VARIABLE: served.table.address} if is_invited else {}
+    assert served.table.invited(worker) == replace(worker, env=page | told)
 
 
 def test_all_have_the_time_that_the_slowest_needs_to_return(served):
