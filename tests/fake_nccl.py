@@ -264,16 +264,12 @@ communicators before."""
 _ABORTS_BEFORE_SECONDS = 0.3
 
 
-def _watch(name: str, other_end: socket.socket, group: weakref.ref[FakeNCCL]) -> None:
+def _watch(name: str, group: weakref.ref[FakeNCCL]) -> None:
     """Be the watchdog, by whose name a process with NCCL is known."""
     LIBC.prctl(PR_SET_NAME, b"pt_nccl_watchdg")
     handling = os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", SKIP_CLEAN_UP)
     pipe = _recorder_pipe() if len(_aborting) == 1 else -1  # only the first group has one
     while not _aborting[name]:
-        with contextlib.suppress(BlockingIOError):
-            if other_end.recv(1, socket.MSG_DONTWAIT) == b"" and not _aborting[name]:
-                note("sockets", "were shut down before the abort")
-                return
         if (own := group()) is not None:
             if own.is_late and handling in (TEAR_DOWN, SKIP_CLEAN_UP):
                 own.end_process(aborts=handling == TEAR_DOWN)
@@ -335,7 +331,7 @@ class FakeNCCL(dist.ProcessGroup):
         _aborting[self._folder.name] = False
         #: Of the collectives that have not ended: when they were launched, by number.
         self._pending: dict[int, float] = {}
-        args = self._folder.name, self._other_end, weakref.ref(self)
+        args = self._folder.name, weakref.ref(self)
         threading.Thread(target=_watch, args=args, daemon=True).start()
 
     @property
@@ -469,6 +465,9 @@ class FakeNCCL(dist.ProcessGroup):
     def abort(self) -> None:
         if self._is_aborted:
             return
+        with contextlib.suppress(BlockingIOError):
+            if self._other_end.recv(1, socket.MSG_DONTWAIT) == b"":
+                note("sockets", "were shut down before the abort")
         _aborting[self._folder.name] = True
         kind, seconds = FAULTS.get("abort", ""), FAULTS.get("abort_seconds", 0.05)
         if kind == "raises":
