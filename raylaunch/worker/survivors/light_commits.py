@@ -107,7 +107,12 @@ class LightCommits:
         return True
 
     def _step_begins(self, optimizer: Any, *_: Any) -> None:
-        """Forget the last commit: an optimizer's step is about to change its tensors."""
+        """Forget the last commit: an optimizer's step is about to change its tensors.
+
+        If another attempt begins, collectives may have ended that had no result, and the step would be of garbage.
+        """
+        for survivor in rank_commits.survivors:
+            survivor.leave_if_ordered()
         self._last = None
         if optimizer not in self._optimizers:
             self._optimizers.add(optimizer)

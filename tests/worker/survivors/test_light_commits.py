@@ -154,6 +154,19 @@ def test_after_an_abort_nothing_is_committed_from_a_device(rank, monkeypatch, is
     assert (rank.completed().header.held() is None) == is_on_device
 
 
+def test_after_an_abort_no_step_of_the_optimizer_begins(rank, monkeypatch):
+    """An abort of NCCL ends a collective as if it had a result: the step would be of garbage, and spoil the commit."""
+
+    def refuse() -> None:
+        raise WorldChanged
+
+    rank.commit(2)
+    monkeypatch.setattr(rank_commits, "survivors", [SimpleNamespace(leave_if_ordered=refuse)])
+    with pytest.raises(WorldChanged):
+        rank.step()
+    assert rank.completed().header.held().commit == Commit(1, 2)
+
+
 def test_what_a_survivor_completes_is_bitwise_what_it_had(rank):
     """Its own part has all tensors, and any other rank finds there what its light part lacks."""
     other = Rank(1)
