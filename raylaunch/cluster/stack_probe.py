@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 from raylaunch.core.failures.stacks import Stack
 from raylaunch.core.newtypes import NodeId
@@ -23,13 +23,14 @@ class StackProbe:
         self._parts = parts
         self.attempt = parts[0].attempt
 
-    def sample(self, now: float) -> None:
-        """Ask all nodes for a sample."""
+    def sample(self, now: float, in_full: Container[int] = ()) -> None:
+        """Ask all nodes for a sample. `in_full`: the ranks that write the stacks of all threads: see `DumpStacks`."""
         self.began_at = now
         self._missing = {part.node for part in self._parts}
         self.stacks: list[Stack] = []
         for part in self._parts:
-            self._send(part.node, DumpStacks(attempt=self.attempt))
+            ranks = tuple(rank for rank in part.ranks if rank in in_full)
+            self._send(part.node, DumpStacks(attempt=self.attempt, in_full=ranks))
 
     def answered(self, answer: StacksDumped) -> None:
         """Take a node's part of the sample."""

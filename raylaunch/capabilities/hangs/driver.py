@@ -49,6 +49,8 @@ class _WatchedAttempt:
     """Why they are. None: to name those that have not joined."""
     samples: list[StackSample] = field(default_factory=list)
     """Of the suspected hang."""
+    is_judged: bool = False
+    """Whether the workers are to end if they still hang when all their threads are known, which the report has."""
     hung: bool = False
     """Whether its hang was reported: the attempt is about to end."""
 
@@ -104,7 +106,7 @@ class HangWatch(DriverPart):
         if attempt.probe is None:
             return min(attempt.examine_at, attempt.name_absent_at)
         complete = attempt.probe.next_check
-        if not complete or attempt.suspected is None or attempt.suspected.is_sure:
+        if not complete or attempt.suspected is None or attempt.is_judged:
             return complete
         return attempt.probe.began_at + LOOK_SECONDS
 
@@ -124,8 +126,10 @@ class HangWatch(DriverPart):
             self._look_for_absent(attempt, now)
 
     def _probe(self, attempt: _WatchedAttempt, now: RunTime) -> None:
+        """Take a sample. The stacks of all threads only of workers that are to end, since this may end them."""
+        ranks = [rank for part in attempt.parts for rank in part.ranks] if attempt.is_judged else []
         attempt.probe = StackProbe(attempt.parts, self._port.send)
-        attempt.probe.sample(now)
+        attempt.probe.sample(now, ranks)
 
     # A hang.
 
@@ -133,6 +137,7 @@ class HangWatch(DriverPart):
         attempt.examined_at = now
         if not attempt.hung and (hang := attempt.detector.check(now)) is not None:
             attempt.suspected, attempt.samples = hang, []
+            attempt.is_judged = hang.is_sure
             self._probe(attempt, now)
         self._schedule(attempt, now)
 
@@ -142,23 +147,26 @@ class HangWatch(DriverPart):
 
     def _sampled(self, attempt: _WatchedAttempt, probe: StackProbe, now: RunTime) -> Iterator[Event]:
         """Take another sample if the hang is not sure; judge when there are enough, or it is over."""
-        hang = attempt.detector.check(now)
-        attempt.suspected = hang
-        if hang is not None:
-            attempt.samples.append(StackSample(at=probe.began_at, stacks=tuple(probe.stacks)))
-            if not hang.is_sure and len(attempt.samples) < LOOKS:
-                probe.sample(now)
-                return
-        attempt.probe = attempt.suspected = None
-        if hang is not None:
+        attempt.suspected = hang = attempt.detector.check(now)
+        if hang is None:
+            attempt.probe, attempt.is_judged = None, False
+            self._schedule(attempt, now)
+            return
+        if attempt.is_judged:
             found = hung(hang, now, attempt.parts, attempt.pids, probe.stacks)
-            if hang.is_sure or not self._snoozes(attempt, hang, found):
-                attempt.hung = True
-                yield found
-                # The next attempt is on its way by now.
-                self._port.write_stacks(found.attempt, report(probe.stacks, found.groups))
-                return
-        self._schedule(attempt, now)
+            attempt.probe, attempt.hung = None, True
+            yield found
+            # The next attempt is on its way by now.
+            self._port.write_stacks(found.attempt, report(probe.stacks, found.groups))
+            return
+        attempt.samples.append(StackSample(at=probe.began_at, stacks=tuple(probe.stacks)))
+        is_enough = len(attempt.samples) == LOOKS
+        if is_enough and self._snoozes(attempt, hang, hung(hang, now, attempt.parts, attempt.pids, probe.stacks)):
+            attempt.probe = attempt.suspected = None
+            self._schedule(attempt, now)
+            return
+        attempt.is_judged = is_enough or hang.is_sure
+        self._probe(attempt, now)
 
     def _snoozes(self, attempt: _WatchedAttempt, hang: SuspectedHang, found: WorkersHung) -> bool:
         """Give the workers more time if their stacks show that they may only be slow. Return whether they got it."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from raylaunch.cluster.control.control_messages import (
@@ -281,8 +282,10 @@ class RunControl:
         fewer = len(machine.members) - 1
         return f"{why}: `raylaunch resize {fewer}` gives up a node" if machine.job.nprocs is None else why
 
-    def _sample(self, now: RunTime) -> Generator[Event, None, tuple[StackProbe, threading.Event]]:
-        """Ask the nodes what their workers are doing."""
+    def _sample(
+        self, now: RunTime, in_full: Sequence[int]
+    ) -> Generator[Event, None, tuple[StackProbe, threading.Event]]:
+        """Ask the nodes what their workers are doing. `in_full`: the ranks of which all threads are wanted."""
         machine, world = self._driver.machine, self._driver.machine.world
         if machine.phase in (Phase.GATHERING, Phase.DONE):
             raise RefusedError(f"no workers run: {machine.status}")
@@ -290,7 +293,7 @@ class RunControl:
         there = [part for part in parts if part.node in world.unfinished]
         probe, complete = StackProbe(there or parts, self._fleet.send), threading.Event()
         self._probes[probe] = complete
-        probe.sample(now)
+        probe.sample(now, in_full)
         yield from ()
         return probe, complete
 
@@ -304,7 +307,7 @@ class RunControl:
 
     def _stacks(self, ranks: Sequence[int]) -> StacksCollected:
         """Return what all workers are doing. A node that does not answer in time is left out."""
-        probe, complete = self._awaited(self._in_loop(self._sample))
+        probe, complete = self._awaited(self._in_loop(partial(self._sample, in_full=ranks)))
         complete.wait(ANSWER_SECONDS)
         self._probes.pop(probe, None)
         groups = grouped(probe.stacks, probe.unheard_ranks)

@@ -20,7 +20,8 @@ from raylaunch.core.text import count, spans
 
 _SILENT_STATES = {"D": IN_THE_KERNEL, "R": RUNNING_ON}
 
-_THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+\b.*\(most recent call first\):$")
+_THREAD = re.compile(r"^(?:(Current thread|Thread) 0x[0-9a-f]+\b.*|Stack )\(most recent call first\):$")
+"""`Stack` is the one of the thread that got the signal, where no other's are wanted."""
 _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
 _NO_FRAME = "<no Python frame>"
 """What faulthandler writes of a thread that runs no code of Python; the main thread is the last one."""
@@ -246,7 +247,7 @@ def _above_ours(paths: Sequence[str]) -> int:
 
 
 def report(stacks: Iterable[Stack], groups: Iterable[StackGroup]) -> str:
-    """Return the text of a stack report: the groups with their frames, then all threads of each worker."""
+    """Return the text of a stack report: the groups with their frames, then what each worker has written."""
     stacks = [*stacks]
     missing = missing_call({stack.rank: stack.calls for stack in stacks})
     recorded = [f"Flight Recorder: {missing.text}", ""] if missing is not None else []

@@ -223,7 +223,7 @@ class ForkServer:
             case forkserver_messages.StartStore():
                 self._start_store(order)
             case DumpStacks():
-                self.workers.dump_stacks(order.attempt)
+                self.workers.dump_stacks(order.attempt, order.in_full)
             case forkserver_messages.Reset():
                 self._reset()
             case forkserver_messages.Activate():

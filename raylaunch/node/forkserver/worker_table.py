@@ -26,7 +26,7 @@ from raylaunch.node.protocol.forkserver_messages import ForkServerEvent, StackDu
 from raylaunch.worker.runtime import boot
 from raylaunch.worker.runtime.process_setup import encodable
 from raylaunch.worker.runtime.spec import WorkerSpec
-from raylaunch.worker.runtime.stack_signal import STACK_SIGNAL, can_write
+from raylaunch.worker.runtime.stack_signal import ALL_STACKS_SIGNAL, STACK_SIGNAL, can_write
 
 _COMPLETED_BYTES_PER_SECOND = 2**28
 """How fast a survivor writes its state into new memory, at least. An idle machine is ten times as fast."""
@@ -192,16 +192,20 @@ class WorkerTable:
                 else:
                     self._deferred.signal(pid, number)
 
-    def dump_stacks(self, attempt: int) -> None:
-        """Make the workers write their stacks, unless the signal would kill them, or write to a file of the script."""
+    def dump_stacks(self, attempt: int, in_full: Collection[int]) -> None:
+        """Make the workers write their stacks, unless the signal would kill them, or write to a file of the script.
+
+        `in_full`: see `DumpStacks`.
+        """
         started: list[tuple[StackDumpStarted, int]] = []
         for pid, worker in self._alive.items() if attempt == self.attempt else ():
             start = os.fstat(worker.stacks).st_size
-            has_handler = worker.spec.kind != "command" and procfs.catches(pid, STACK_SIGNAL)
+            number = ALL_STACKS_SIGNAL if worker.spec.rank in in_full else STACK_SIGNAL
+            has_handler = worker.spec.kind != "command" and procfs.catches(pid, number)
             is_closed = has_handler and not can_write(pid, worker.stacks)
             is_signalled = has_handler and not is_closed
             if is_signalled:
-                os.kill(pid, STACK_SIGNAL)
+                os.kill(pid, number)
             rank = worker.spec.rank
             event = StackDumpStarted(
                 attempt=attempt, rank=rank, start=start, is_signalled=is_signalled, is_closed=is_closed

@@ -56,9 +56,11 @@ class SignalWorkers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DumpStacks:
-    """Have every worker of the attempt write the stacks of its threads. Leads to `StacksDumped`."""
+    """Have every worker of the attempt write the stack of its main thread. Leads to `StacksDumped`."""
 
     attempt: int
+    in_full: tuple[int, ...] = ()
+    """The ranks that write the stacks of all threads, at the risk of their end by SIGSEGV."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ from raylaunch.node.supervisor.attempt_state import AttemptState
 from raylaunch.node.supervisor.flight_recorder import FlightRecorder
 from raylaunch.worker.heartbeats import shared_page as fields
 from raylaunch.worker.heartbeats.shared_page import SharedPage
-from raylaunch.worker.runtime.stack_signal import STACK_SIGNAL
+from raylaunch.worker.runtime.stack_signal import ALL_STACKS_SIGNAL, STACK_SIGNAL
 
 _CHECKPOINT_POLL_SECONDS = 0.01
 _QUIET_SECONDS = 1.0
@@ -288,7 +288,8 @@ class PendingDump:
             self.done = True
         elif self.fd >= 0:
             before, self.size = self.size, os.fstat(self.fd).st_size
-            self.done = self.start < self.size == before and not procfs.blocks(self.pid, STACK_SIGNAL)
+            is_in_handler = any(procfs.blocks(self.pid, number) for number in (STACK_SIGNAL, ALL_STACKS_SIGNAL))
+            self.done = self.start < self.size == before and not is_in_handler
 
     def stack(self) -> Stack:
         return Stack(

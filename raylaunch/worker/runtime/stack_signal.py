@@ -1,4 +1,4 @@
-"""The signal on which a worker writes the stacks of its threads.
+"""The signals on which a worker writes the stack of its main thread, or of all threads.
 
 faulthandler's C code writes them, so a worker answers even while it holds the interpreter's lock.
 """
@@ -13,19 +13,23 @@ from typing import Final
 from raylaunch.worker.runtime.server_file import ServerFile
 
 STACK_SIGNAL: Final = signal.SIGRTMIN + 9
-"""Its default action ends a process, so it is only sent to one that has a handler for it (`procfs.catches`)."""
+ALL_STACKS_SIGNAL: Final = signal.SIGRTMIN + 11
+"""Their default action ends a process, so they are only sent to one that has handlers for them (`procfs.catches`).
 
+faulthandler reads the frames of threads that run meanwhile if all are wanted, and the process may end by SIGSEGV.
+"""
 
 _MOST_DIGITS = 16
 
 
 def register(file: ServerFile) -> None:
-    """Append the stacks of all threads to the file on each `STACK_SIGNAL`, by its descriptor, which must stay open.
+    """Append stacks to the file on each of the signals, by its descriptor, which must stay open.
 
     The first line of the file says which one that is.
     """
     file.append(b"%d\n" % file.fd)
-    faulthandler.register(STACK_SIGNAL, file=file.fd, all_threads=True, chain=False)
+    faulthandler.register(STACK_SIGNAL, file=file.fd, all_threads=False, chain=False)
+    faulthandler.register(ALL_STACKS_SIGNAL, file=file.fd, all_threads=True, chain=False)
 
 
 def can_write(pid: int, file: int) -> bool:

@@ -192,6 +192,7 @@ class HangingFleet:
         self.fleet = FakeFleet(2, nproc=1)
         self.messages: list[str] = []
         self.sample_counts = [0, 0]
+        self.in_full: list[tuple[int, ...]] = []
         self.stacks = stacks
         self.fleet.overrides[DumpStacks] = self.answer
         self.watched = Watched(self.fleet, "auto", self.messages.append)
@@ -206,6 +207,7 @@ class HangingFleet:
     def answer(self, node: str, order: DumpStacks) -> None:
         rank = self.fleet.names.index(node)
         self.sample_counts[rank] += 1
+        self.in_full.append(order.in_full)
         self.watched.answer(node, order, [self.stacks[rank](self.sample_counts[rank])])
 
     def send_heartbeat(self, marks: int, age: float = 0.0) -> list[Event]:
@@ -243,9 +245,23 @@ def test_with_auto_a_computing_worker_does_not_hang():
 
 
 def test_with_auto_workers_that_all_wait_are_a_hang():
-    """It is reported as soon as all samples show it."""
-    (hung_at,) = HangingFleet(at_line(0, REDUCE), at_line(1, REDUCE)).run_silent(900)
+    """It is reported as soon as all samples show it, and all threads are known: only workers that are to end write them."""
+    fleet = HangingFleet(at_line(0, REDUCE), at_line(1, REDUCE))
+    (hung_at,) = fleet.run_silent(900)
     assert AUTO_FLOOR < hung_at < AUTO_FLOOR + 2 * LOOKS
+    assert fleet.in_full == [()] * 2 * LOOKS + [(0,), (1,)]
+
+
+def test_with_auto_a_step_while_all_threads_are_written_is_no_hang():
+    """The next silence is sampled anew."""
+    fleet = HangingFleet(at_line(0, REDUCE), at_line(1, REDUCE))
+    answer, asked = fleet.answer, []
+    fleet.fleet.overrides[DumpStacks] = lambda *word: asked.append(word) if word[1].in_full else answer(*word)
+    last = fleet.now
+    while not asked:
+        assert fleet.send_heartbeat(WARM_UP, fleet.now + 0.5 - last) == []
+    assert [hung for more in range(1, 9) for hung in fleet.send_heartbeat(WARM_UP + more)] == []
+    assert fleet.in_full == [()] * 2 * LOOKS
 
 
 def test_with_auto_a_step_ends_the_probe():

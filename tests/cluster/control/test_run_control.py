@@ -255,9 +255,12 @@ def test_the_stacks_of_a_healthy_run():
     run = Run(fleet)
     for node, ranks in (("node-1", (0, 1)), ("node-2", (3,))):  # rank 2 has ended
         fleet.stacks[node] = tuple(Stack(rank=rank, state="S", text=FETCH) for rank in ranks)
+    orders = []
+    fleet.overrides[DumpStacks] = lambda node, order: (orders.append((node, order.in_full)), fleet.obey(node, order))
     for found in stacks_of(run, fleet, clients=2):
         assert (found.attempt, [stack.rank for stack in found.stacks]) == (1, [0, 3])
         assert [str(group) for group in found.groups] == ["3 ranks at train.py:33 in fetch: 0-1, 3"]
+    assert {*orders} == {("node-1", (0,)), ("node-2", (3,))}
 
 
 def test_the_stacks_of_a_node_that_does_not_answer():

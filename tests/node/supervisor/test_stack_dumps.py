@@ -43,8 +43,8 @@ def start_workers(node: Node, pipe: MessagePipe, text: str, nproc: int = 1) -> l
     return pids
 
 
-def request_stacks(node: Node) -> dict[int, Stack]:
-    node.supervisor.handle(DumpStacks(attempt=node.attempt))
+def request_stacks(node: Node, *in_full: int) -> dict[int, Stack]:
+    node.supervisor.handle(DumpStacks(attempt=node.attempt, in_full=in_full))
     return wait_for_stacks(node)
 
 
@@ -116,17 +116,20 @@ def test_a_worker_that_does_not_get_past_the_end_of_its_script(either: Node, pip
 
 
 @pytest.mark.usefixtures("no_time_limit")
-def test_all_threads_are_dumped(node: Node, pipe: MessagePipe) -> None:
-    """The main thread comes last."""
+def test_all_threads_of_a_rank_that_is_asked_in_full(node: Node, pipe: MessagePipe) -> None:
+    """The main thread comes last. The other rank writes that one alone."""
     start_workers(
         node,
         pipe,
-        "import threading, time\nthreading.Thread(target=lambda: time.sleep(9), name='t').start()\n" + SLEEPS,
+        "import threading, time\nthreading.Thread(target=lambda: time.sleep(99), daemon=True).start()\n" + SLEEPS,
+        nproc=2,
     )
-    text = request_stacks(node)[0].text
-    assert text.count("hread 0x") == 2
-    assert "in nap" in text
-    assert "in <lambda>" in text
+    stacks = request_stacks(node, 1)
+    assert stacks[1].text.count("hread 0x") == 2
+    assert stacks[0].text.startswith("Stack (most recent call first):\n")
+    assert ["in <lambda>" in stacks[rank].text for rank in range(2)] == [False, True]
+    ((first, frames),) = [(group.ranks, group.frames) for group in grouped(stacks.values(), (0, 1))]
+    assert (first, "in nap" in " ".join(frames)) == ((0, 1), True)
 
 
 @pytest.mark.usefixtures("no_time_limit")
@@ -136,7 +139,7 @@ def test_each_request_has_an_answer_of_its_own(node: Node, pipe: MessagePipe) ->
     wakes = []
     for _ in range(3):
         stack = request_stacks(node)[0]
-        assert (stack.text.count("Current thread"), stack.text.count("in nap")) == (1, 1)
+        assert (stack.text.count("most recent call first"), stack.text.count("in nap")) == (1, 1)
         wakes.append(stack.effort.wakes)
     assert wakes[2] - wakes[1] <= hang_policy.IDLE_WAKES
 
