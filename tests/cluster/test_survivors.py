@@ -160,8 +160,10 @@ def test_survivors_are_the_same_processes_with_the_same_objects(alone, backend):
             is_same = seen[before, rank][:3] == seen[after, rank][:3]
             assert is_same == (rank in ranks), (before, after, rank, err)
     assert [seen[attempt, 3][4] for attempt in (4, 5)] == [len(waited), 1], "its model was compiled again"
-    lost = int(backend == "fakenccl")  # a commit from a device is whole when the next one begins
-    assert [seen[attempt, 3][3] for attempt in (1, 2, 4, 5)] == [0, 3 - lost, 5 - lost, 7 - lost]
+    lost = int(backend == "fakenccl")  # a commit from a device is whole when it is copied, or the next one begins
+    restored = [seen[attempt, 3][3] for attempt in (1, 2, 4, 5)]
+    assert all(most - lost <= done <= most for done, most in zip(restored[1:], (3, 5, 7), strict=True)), restored
+    assert restored[0] == 0
     assert "rank 1 leaves attempt 1" in out
     for attempt in (2, 4, 5):
         for rank in range(4):
