@@ -414,8 +414,7 @@ class State:
         seconds = unsealed.copies.finish()  # a wait for the device, besides, which commits have not caused
         began = perf_counter()
         if unsealed.copies.is_running:
-            for survivor in rank_commits.survivors:
-                survivor.leave_if_ordered()
+            rank_commits.leave_if_ordered()
         held = self._rank.identify(unsealed.completed, unsealed.found)
         self._committed = unsealed.completed
         self._rank.buffers.seal(held, unsealed.found, self._rank.token, unsealed.interval)

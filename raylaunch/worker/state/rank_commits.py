@@ -40,7 +40,7 @@ class _StayingProcess(Protocol):
         """All ranks have a commit in common. Called once in each attempt."""
 
     def leave_if_ordered(self) -> None:
-        """Raise an exception before a commit of CUDA tensors is sealed that may be garbage.
+        """Raise an exception before tensors of CUDA are committed, or used for a step, that may be garbage.
 
         They may be from when NCCL's communicators are aborted: kernels that wait for a rank that is gone end without an
         error then, and what is queued behind them goes on with what they leave.
@@ -58,6 +58,13 @@ class _StayingProcess(Protocol):
 
 survivors: list[_StayingProcess] = []
 """This process, while it can stay when others die: one at most."""
+
+
+def leave_if_ordered() -> None:
+    """Have a process that can stay leave the attempt, if another one begins: see `_StayingProcess`."""
+    for survivor in survivors:
+        survivor.leave_if_ordered()
+
 
 _COPY_SECONDS, _FIRST_COPY_SECONDS = 60.0, 10.0
 """How long the last commit before a planned change may take to be copied, if others were copied before, or none was."""

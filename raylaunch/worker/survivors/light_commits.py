@@ -100,8 +100,8 @@ class LightCommits:
         buffer.write_pickle(found.pickled, tensors=found.tensor_bytes)
         _copy(found.tensors, buffer)
         held = replace(held, light=True, digest=_digest(found, held))  # waits for a device
-        for survivor in () if found.shared[0][1].is_cpu else rank_commits.survivors:
-            survivor.leave_if_ordered()
+        if not found.shared[0][1].is_cpu:
+            rank_commits.leave_if_ordered()
         _seal(buffer, held, found, interval)
         self._last = _KeptCommit(buffer, held, found, _versions(found), weakref.ref(buffers))
         return True
@@ -111,8 +111,7 @@ class LightCommits:
 
         If another attempt begins, collectives may have ended that had no result, and the step would be of garbage.
         """
-        for survivor in rank_commits.survivors:
-            survivor.leave_if_ordered()
+        rank_commits.leave_if_ordered()
         self._last = None
         if optimizer not in self._optimizers:
             self._optimizers.add(optimizer)
