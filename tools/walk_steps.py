@@ -87,8 +87,7 @@ cluster.ray_api.gcs_probe:probe_as_auto | asks its head whether it is up
 cluster.run:run_job
 cluster.planning:plan_in | what the plan is made of, and what agents are told at their start
 cluster.session.ray_session:RaySession.nodes
-core.placement.plan:make_plan | makes the plan
-core.placement.packing:pack | decides how many workers run on which node
+core.placement.plan:make_plan | decides how many workers run on which node
 core.job.node_rules:nproc | what differs on single nodes
 cluster.planning:agent_spec
 node.protocol.node_spec:AgentSpec | what an agent is told: the job, and what the driver knows besides; later each worker's specification
@@ -117,7 +116,7 @@ core.machine.events_and_actions:NodeJoined | events and actions
 core.machine.machine:Machine.handle | decides
 core.machine.nodes:node_joined | what follows when a node has joined
 core.machine.transitions:gather | there are enough nodes
-core.machine.membership:Membership.choose | which of them take part
+core.machine.run_state:Membership.choose | which of them take part
 core.machine.events_and_actions:Launch
 """
         + _LAUNCH,
@@ -157,7 +156,7 @@ core.machine.workers:workers_changed
 core.machine.restart_policy:RestartBudget | whether a restart is left
 core.machine.transitions:restart_world | from RUNNING to STARTING
 core.machine.transitions:launch_world | the next attempt
-core.machine.membership:Membership.choose | which nodes take part in it
+core.machine.run_state:Membership.choose | which nodes take part in it
 core.machine.events_and_actions:Launch
 """
         + _LAUNCH,
@@ -188,10 +187,10 @@ core.machine.events_and_actions:NodeJoined | events and actions
 core.machine.machine:Machine.handle | decides
 core.machine.nodes:node_joined | a bigger world is possible; waits for `last_call`
 core.machine.nodes:plan_resize
-core.machine.membership:Membership.successors | which nodes would take part
+core.machine.run_state:Membership.successors | which nodes would take part
 # The state machine, when the time has come
 core.machine.machine:Machine.handle
-core.machine.deadlines:_tick | what is due
+core.machine.machine:_tick | what is due
 core.machine.saving:save_world | from RUNNING to SAVING
 core.machine.events_and_actions:RequestCheckpoint
 # The driver's loop, for the actions
@@ -265,7 +264,7 @@ core.machine.machine:Machine.handle | decides
 core.machine.nodes:node_lost | what follows when a node is lost
 core.machine.transitions:restart_world | from RUNNING to STARTING
 core.machine.transitions:launch_world | the next attempt
-core.machine.membership:Membership.choose | which nodes take part in it
+core.machine.run_state:Membership.choose | which nodes take part in it
 core.machine.events_and_actions:Launch
 """
         + _LAUNCH

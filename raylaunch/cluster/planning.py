@@ -12,8 +12,7 @@ from raylaunch.cluster.session import discovery
 from raylaunch.cluster.session.session_base import Session
 from raylaunch.core.job.job import Job
 from raylaunch.core.job.redaction import Redactor
-from raylaunch.core.placement.packing import NodeFacts
-from raylaunch.core.placement.plan import Plan, make_plan, settled
+from raylaunch.core.placement.plan import NodeFacts, Plan, make_plan, settled
 from raylaunch.errors import ClusterError, ConfigError
 from raylaunch.node.linux.working_folder import current
 from raylaunch.node.protocol.node_spec import AgentSpec

@@ -23,8 +23,7 @@ from raylaunch.core.failures import error_file
 from raylaunch.core.failures.failure import Failure
 from raylaunch.core.job.job import Entrypoint, Job
 from raylaunch.core.machine.events_and_actions import NodeJoined, NodeLost, WorkersExited, WorkersStarted
-from raylaunch.core.placement.packing import NodeFacts
-from raylaunch.core.placement.plan import make_plan
+from raylaunch.core.placement.plan import NodeFacts, make_plan
 from raylaunch.core.record import journal
 from raylaunch.core.record import result as results
 from tests import profiles

@@ -29,8 +29,7 @@ from raylaunch.cluster.local.slots import LocalSlots
 from raylaunch.cluster.run import plan_job
 from raylaunch.cluster.session import discovery
 from raylaunch.core.job.job import Entrypoint, Job, RayOptions
-from raylaunch.core.placement.packing import Bundle
-from raylaunch.core.placement.plan import make_plan
+from raylaunch.core.placement.plan import Bundle, make_plan
 from raylaunch.errors import ClusterError
 from raylaunch.node.linux import nvml
 from raylaunch.node.protocol.node_goal import StopWorkers

@@ -27,7 +27,7 @@ from raylaunch.core.machine.observe import ProcessFailure, WorkersStatus
 from raylaunch.core.monitoring.heartbeat import Heartbeat, WorkerProgress
 from raylaunch.core.newtypes import HostId, NodeTime
 from raylaunch.core.placement.environment import Assignment
-from raylaunch.core.placement.packing import Bundle
+from raylaunch.core.placement.plan import Bundle
 from raylaunch.node.protocol.node_goal import LaunchWorkers, OpenStore, Order, StopWorkers
 from raylaunch.node.protocol.node_status import AgentReady, Ready, StatusFeed, StoreOpened
 from tests.fakes import TIMINGS, process_failure

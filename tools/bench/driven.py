@@ -31,8 +31,7 @@ from raylaunch.core.machine.events_and_actions import NodeLost
 from raylaunch.core.machine.machine import Machine
 from raylaunch.core.machine.state import Phase
 from raylaunch.core.newtypes import SIGTERM
-from raylaunch.core.placement.packing import Bundle
-from raylaunch.core.placement.plan import Plan
+from raylaunch.core.placement.plan import Bundle, Plan
 from raylaunch.core.record.journal import JournalEntry
 from raylaunch.node.protocol.node_goal import LaunchWorkers, Order, StopWorkers
 from raylaunch.node.protocol.node_spec import AgentSpec

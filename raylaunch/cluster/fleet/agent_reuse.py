@@ -29,7 +29,7 @@ from raylaunch.cluster.fleet.allocator import StartAgent
 from raylaunch.cluster.succession import named_resources
 from raylaunch.cluster.succession.registry_key import NAMESPACE
 from raylaunch.core.newtypes import HostId, NodeId
-from raylaunch.core.placement.packing import Bundle
+from raylaunch.core.placement.plan import Bundle
 from raylaunch.node.linux import procfs
 from raylaunch.node.protocol.node_spec import AgentSpec
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from raylaunch.core.newtypes import NO_HOST, NO_NODE, HostId, NodeId
-from raylaunch.core.placement.packing import Bundle
+from raylaunch.core.placement.plan import Bundle
 
 _STABLE_SECONDS = 60.0
 """After an agent lived this long, its death counts as the first in a row."""

@@ -8,7 +8,7 @@ import os
 from raylaunch.cluster.local import gpus
 from raylaunch.core.job.job import Job
 from raylaunch.core.newtypes import HostId
-from raylaunch.core.placement.packing import NodeFacts
+from raylaunch.core.placement.plan import NodeFacts
 
 LOOPBACK = "127.0.0.1"
 """The node's address if there is only one: no other machine needs to reach its store, and none should."""

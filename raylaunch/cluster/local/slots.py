@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from raylaunch.cluster.local import gpus
 from raylaunch.cluster.local.gpus import Gpus
-from raylaunch.core.placement.packing import Bundle
+from raylaunch.core.placement.plan import Bundle
 
 _ROUNDING = 1e-6
 

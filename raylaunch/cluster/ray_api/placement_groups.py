@@ -20,7 +20,7 @@ from raylaunch.cluster import ray_internals
 from raylaunch.cluster.ray_api import placement_group_creator
 from raylaunch.cluster.succession import named_resources
 from raylaunch.core.newtypes import NO_HOST, HostId
-from raylaunch.core.placement.packing import Bundle, NodeFacts
+from raylaunch.core.placement.plan import Bundle, NodeFacts
 
 _ALMOST_NOTHING = {"CPU": 0.001}
 """For agents that need no resources: Ray has no empty bundles."""

@@ -10,8 +10,7 @@ from raylaunch.cluster.fleet_api import Fleet
 from raylaunch.cluster.local import gpus, local_machine
 from raylaunch.cluster.session.session_base import Session
 from raylaunch.core.job.job import Job
-from raylaunch.core.placement.packing import NodeFacts
-from raylaunch.core.placement.plan import Plan
+from raylaunch.core.placement.plan import NodeFacts, Plan
 from raylaunch.node.protocol.node_spec import AgentSpec
 
 

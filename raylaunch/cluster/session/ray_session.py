@@ -29,8 +29,7 @@ from raylaunch.cluster.session.session_base import Session
 from raylaunch.core.job.job import Job, RayOptions
 from raylaunch.core.job.redaction import Redactor
 from raylaunch.core.newtypes import HostId
-from raylaunch.core.placement.packing import NodeFacts
-from raylaunch.core.placement.plan import Plan
+from raylaunch.core.placement.plan import NodeFacts, Plan
 from raylaunch.errors import ClusterError
 from raylaunch.node.protocol.node_spec import AgentSpec
 

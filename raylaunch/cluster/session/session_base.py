@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from raylaunch.cluster.agent.link import LinkServer
 from raylaunch.cluster.fleet_api import Fleet
 from raylaunch.core.job.job import Job
-from raylaunch.core.placement.packing import NodeFacts
-from raylaunch.core.placement.plan import Plan
+from raylaunch.core.placement.plan import NodeFacts, Plan
 from raylaunch.node.protocol.node_spec import AgentSpec
 
 

@@ -1,13 +1,13 @@
-"""The decisions of a run: events in, actions out."""
+"""The decisions of a run: events in, actions out. Time is an event too: what follows from it is decided here."""
 
 from __future__ import annotations
 
 from raylaunch.core.driver_replaced import DriverReplaced
 from raylaunch.core.job.job import Job
-from raylaunch.core.machine.deadlines import handle_time
 from raylaunch.core.machine.events_and_actions import (
     Action,
     Event,
+    Finish,
     ForwardRequested,
     NodeDraining,
     NodeGranted,
@@ -20,23 +20,27 @@ from raylaunch.core.machine.events_and_actions import (
     RestartRequested,
     StopRequested,
     Tick,
+    Uncordon,
     WorkerEvent,
     WorkersCheckpointed,
     WorkersExited,
     WorkersHung,
     WorkersStopped,
 )
-from raylaunch.core.machine.membership import Membership
-from raylaunch.core.machine.nodes import node_draining, node_joined, node_lost
+from raylaunch.core.machine.nodes import could_improve, node_draining, node_joined, node_lost, release_unresponsive
 from raylaunch.core.machine.peers import peers_unreachable
 from raylaunch.core.machine.requests import handle_request, refusal
 from raylaunch.core.machine.resuming import driver_replaced
-from raylaunch.core.machine.run_state import Run
-from raylaunch.core.machine.save_time import DeadlineSet
-from raylaunch.core.machine.state import Done, Gathering, Phase, Running, Saving, State, Stopping, World
+from raylaunch.core.machine.run_state import Membership, Run
+from raylaunch.core.machine.save_time import Deadline, DeadlineSet
+from raylaunch.core.machine.saving import end_run, limit_saving, save_world, stop_unsaved
+from raylaunch.core.machine.state import Done, Gathering, Phase, Running, Saving, Starting, State, Stopping, World
+from raylaunch.core.machine.transitions import gather, go_on_if_all_stopped, launch_world, restart_world
 from raylaunch.core.machine.workers import progressed, workers_changed
-from raylaunch.core.newtypes import NodeId
+from raylaunch.core.newtypes import NodeId, assert_never
 from raylaunch.core.placement.environment import Member
+from raylaunch.core.text import host_list
+from raylaunch.errors import ExitCode
 
 
 class Machine:
@@ -62,6 +66,8 @@ class Machine:
         if isinstance(run.state, Done) or isinstance(event, NodeGranted) or self._is_stale(event):
             return []
         match event:
+            case Tick() | DeadlineSet():
+                return _handle_time(run, event)
             case DriverReplaced():
                 return driver_replaced(run, event)
             case NodeJoined():
@@ -74,8 +80,6 @@ class Machine:
                 return peers_unreachable(run, event)
             case StopRequested() | ForwardRequested() | RestartRequested() | ResizeRequested():
                 return handle_request(run, event)
-            case Tick() | DeadlineSet():
-                return handle_time(run, event)
             case Progressed():
                 return progressed(run, event)
             case _:
@@ -181,3 +185,70 @@ class Machine:
     def restarts(self) -> int:
         """The number of restarts spent on failures of workers."""
         return self.run.budget.spent
+
+
+def _handle_time(run: Run, event: Tick | DeadlineSet) -> list[Action]:
+    """Do what is due now, or learn by when the run must be over: of two deadlines, the earlier one holds."""
+    return _deadline_set(run, event) if isinstance(event, DeadlineSet) else _tick(run)
+
+
+def _tick(run: Run) -> list[Action]:
+    run.timing.timer_at = None
+    uncordoned = [
+        Uncordon(host=host, why=f"{address} may be used again: its time is over")
+        for host, address in run.health.end_exclusions(run.now).items()
+        if host not in run.health.drained
+    ]
+    return [*uncordoned, *_do_what_is_due(run)]
+
+
+def _deadline_set(run: Run, event: DeadlineSet) -> list[Action]:
+    if run.timing.deadline is None or event.deadline < run.timing.deadline.at:
+        run.timing.deadline = Deadline(at=event.deadline, since=run.now, why=event.why)
+    if isinstance(run.state, Saving):
+        return limit_saving(run, run.state)
+    return run.set_timer("the run must be over in time")
+
+
+def _do_what_is_due(run: Run) -> list[Action]:
+    if run.timing.deadline is not None and run.is_due(run.end_at):
+        why = run.timing.deadline.why
+        ending = Finish(exit_code=ExitCode.RESUMABLE, why=f"stopped in time, since {why}")
+        return end_run(run, f"the time of the run is short: {why}", ending)
+    match run.state:
+        case Running(resize=resize) if run.is_due(resize.evacuate_at):
+            return save_world(run, "the time of a drained node is short")
+        case Running(resize=resize) if run.is_due(resize.last_call):
+            resize.last_call = None
+            if could_improve(run, resize):
+                return save_world(run, "nodes joined")
+        case Gathering() as gathering if run.is_due(gathering.deadline):
+            return _gathered_too_long(run, gathering)
+        case Gathering() as gathering:
+            return gather(run, gathering, gathering.why)
+        case Starting() | Saving() | Stopping() as state if run.is_due(state.deadline):
+            return _deadline_passed(run, state)
+    return run.set_timer("the time has not come")
+
+
+def _deadline_passed(run: Run, state: Starting | Saving | Stopping) -> list[Action]:
+    match state:
+        case Starting():
+            releases, why = release_unresponsive(run, state, "did not start its workers in time")
+            return [*releases, *restart_world(run, why)]
+        case Saving():
+            return stop_unsaved(run, state, f"{host_list(sorted(state.awaited))} did not save in time")
+        case Stopping():
+            releases, _ = release_unresponsive(run, state, "did not stop its workers in time")
+            return [*releases, *go_on_if_all_stopped(run, state)]
+        case _:
+            return assert_never(state)
+
+
+def _gathered_too_long(run: Run, state: Gathering) -> list[Action]:
+    have, want = len(run.members), run.job.min_nodes
+    if run.members.enough:  # the deadline came before the last call
+        return launch_world(run, f"{state.status}; no more time to wait")
+    waited = run.job.placement_timeout if run.world.attempt == 0 else run.job.join_timeout
+    which = "" if have < want else f", and no world size that is a multiple of {run.job.multiple_of},"
+    return run.finish(ExitCode.UNAVAILABLE, f"{have} of {want} nodes{which} after {waited:g} s")

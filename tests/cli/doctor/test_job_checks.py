@@ -11,8 +11,7 @@ from raylaunch.cli.doctor.diagnosis import Surroundings
 from raylaunch.cli.doctor.node_report import NodeReport
 from raylaunch.cluster.inspection import Inspection
 from raylaunch.core.job.job import Entrypoint, Job
-from raylaunch.core.placement.packing import NodeFacts
-from raylaunch.core.placement.plan import make_plan
+from raylaunch.core.placement.plan import NodeFacts, make_plan
 
 JOB = Job(entrypoint=Entrypoint(script="train.py"), nnodes=2)
 HERE, THERE = "10.0.0.1", "10.0.0.2"

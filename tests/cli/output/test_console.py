@@ -43,8 +43,7 @@ from raylaunch.core.machine.events_and_actions import (
 )
 from raylaunch.core.machine.machine import Machine
 from raylaunch.core.newtypes import HostId
-from raylaunch.core.placement.packing import NodeFacts
-from raylaunch.core.placement.plan import make_plan
+from raylaunch.core.placement.plan import NodeFacts, make_plan
 from raylaunch.core.record.journal import JournalEntry
 from raylaunch.node.logs.tail import LogOutput
 

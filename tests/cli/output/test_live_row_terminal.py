@@ -19,7 +19,7 @@ PROGRAM = """
 import os, sys, time
 from raylaunch.cli.output.console import Console
 from raylaunch.core.job.job import Entrypoint, Job
-from raylaunch.core.placement.packing import NodeFacts
+from raylaunch.core.placement.plan import NodeFacts
 from raylaunch.core.placement.plan import make_plan
 from raylaunch.node.logs.tail import LogOutput
 

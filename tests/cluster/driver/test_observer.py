@@ -9,8 +9,7 @@ import pytest
 from raylaunch.cluster.driver.driver import Driver
 from raylaunch.cluster.driver.observer import GuardedObserver
 from raylaunch.core.job.job import Entrypoint, Job
-from raylaunch.core.placement.packing import NodeFacts
-from raylaunch.core.placement.plan import make_plan
+from raylaunch.core.placement.plan import NodeFacts, make_plan
 from raylaunch.node.logs.tail import LogOutput
 from tests.fakes import FakeFleet, RunRecorder
 

@@ -25,8 +25,7 @@ from raylaunch.core.failures.failure import Failure, WorkerError
 from raylaunch.core.job import redaction
 from raylaunch.core.job.job import Entrypoint, Job, NodeRule
 from raylaunch.core.machine.events_and_actions import NodeJoined, Tick, WorkersExited, WorkersStarted
-from raylaunch.core.placement.packing import NodeFacts
-from raylaunch.core.placement.plan import make_plan
+from raylaunch.core.placement.plan import NodeFacts, make_plan
 from raylaunch.core.record import journal
 from raylaunch.core.record import result as results
 from raylaunch.core.record.journal import JournalEntry

@@ -20,7 +20,7 @@ from raylaunch.cluster.fleet.allocator import (
     StartAgent,
     StopAgent,
 )
-from raylaunch.core.placement.packing import Bundle
+from raylaunch.core.placement.plan import Bundle
 from tests.profiles import examples
 
 ONE = Bundle(nproc=1, gpus=0, cpus=1)

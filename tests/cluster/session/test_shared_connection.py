@@ -11,8 +11,7 @@ from raylaunch.cluster.session import ray_session
 from raylaunch.cluster.session.local_session import LocalSession
 from raylaunch.cluster.session.ray_session import RaySession, SharedConnection
 from raylaunch.core.job.job import Job
-from raylaunch.core.placement.packing import NodeFacts
-from raylaunch.core.placement.plan import make_plan
+from raylaunch.core.placement.plan import NodeFacts, make_plan
 
 
 def test_runs_at_one_time_share_a_connection():

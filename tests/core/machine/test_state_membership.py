@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from machine_helpers import job
 
-from raylaunch.core.machine.membership import Membership, fitting
+from raylaunch.core.machine.run_state import Membership, fitting
 from raylaunch.core.placement.environment import Member
 from tests.profiles import examples
 

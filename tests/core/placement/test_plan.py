@@ -8,8 +8,7 @@ import pytest
 from machine_helpers import job
 
 from raylaunch.core.job.job import NodeRule
-from raylaunch.core.placement.packing import NodeFacts
-from raylaunch.core.placement.plan import NodePlan, Plan, SkippedNode, SpareNode, make_plan, settled
+from raylaunch.core.placement.plan import NodeFacts, NodePlan, Plan, SkippedNode, SpareNode, make_plan, settled
 
 
 def node(

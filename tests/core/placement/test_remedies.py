@@ -8,8 +8,7 @@ import pytest
 from machine_helpers import job
 
 from raylaunch.core.job.job import NodeRule
-from raylaunch.core.placement.packing import NodeFacts
-from raylaunch.core.placement.plan import Plan, make_plan
+from raylaunch.core.placement.plan import NodeFacts, Plan, make_plan
 
 
 def node(last: int, *, cpus: float = 8, gpus: float = 0, free_cpus: float | None = None) -> NodeFacts:

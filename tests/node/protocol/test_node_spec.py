@@ -9,8 +9,7 @@ import pytest
 
 from raylaunch.core.job.job import Entrypoint, Job
 from raylaunch.core.placement.environment import Assignment, Rendezvous
-from raylaunch.core.placement.packing import NodeFacts
-from raylaunch.core.placement.plan import make_plan, settled
+from raylaunch.core.placement.plan import NodeFacts, make_plan, settled
 from raylaunch.node.protocol.node_spec import AgentSpec, NodeSpec
 
 COMMAND = Job(entrypoint=Entrypoint(command="true"), gpus_per_worker=0)
