@@ -204,7 +204,7 @@ node.supervisor.polling:PagePoller.handle_checkpoint | writes the step to the sh
 worker.heartbeats.shared_page:SharedPage | the shared page
 # The script of each worker
 worker:should_checkpoint | the API of scripts
-worker.heartbeats.slot_owner:current_writer | whether this process is the worker
+worker.heartbeats.heartbeat_writer:current_writer | whether this process is the worker
 worker.heartbeats.heartbeat_writer:HeartbeatWriter | whether this step is the one; then waits to be ended
 # The agent
 cluster.agent.agent:Agent._poll_supervisor

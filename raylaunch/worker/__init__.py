@@ -25,7 +25,7 @@ from contextlib import ContextDecorator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from raylaunch.worker.heartbeats import slot_owner
+from raylaunch.worker.heartbeats import heartbeat_writer
 from raylaunch.worker.heartbeats.heartbeat_writer import completed_steps
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def should_checkpoint(step: int) -> bool:
     or not below 2**62.
     """
     completed = completed_steps(step)
-    writer = slot_owner.current_writer()
+    writer = heartbeat_writer.current_writer()
     return writer is not None and writer.should_save(completed)
 
 
@@ -119,7 +119,7 @@ def checkpointed(step: int) -> None:
     Raises TypeError and ValueError as `should_checkpoint` does.
     """
     completed = completed_steps(step)
-    writer = slot_owner.current_writer()
+    writer = heartbeat_writer.current_writer()
     if writer is not None:
         writer.record_saved(completed)
         if writer.is_save_committed(completed):
@@ -132,7 +132,7 @@ def heartbeat() -> None:
     Examples are inference, other frameworks, and a `torch.compile` of the whole step. Such a loop can only be found to
     hang after its first heartbeat.
     """
-    writer = slot_owner.current_writer()
+    writer = heartbeat_writer.current_writer()
     if writer is not None:
         writer.record_heartbeat()
 
@@ -141,12 +141,12 @@ class Section(ContextDecorator):
     """What `section` returns: a context manager that is also a decorator."""
 
     def __enter__(self) -> None:
-        writer = slot_owner.current_writer()
+        writer = heartbeat_writer.current_writer()
         if writer is not None:
             writer.change_open_sections(1)
 
     def __exit__(self, *_: object) -> None:
-        writer = slot_owner.current_writer()
+        writer = heartbeat_writer.current_writer()
         if writer is not None:
             writer.change_open_sections(-1)
 
@@ -168,14 +168,14 @@ def section(name: str) -> Section:
 def context() -> Context:
     """Return the ranks, the attempt, the restarts and the run folder, as the environment has them."""
     return Context(
-        launched=slot_owner.ATTEMPT_VARIABLE in os.environ,
+        launched=heartbeat_writer.ATTEMPT_VARIABLE in os.environ,
         rank=_int_from_env("RANK", 0),
         world_size=_int_from_env("WORLD_SIZE", 1),
         local_rank=_int_from_env("LOCAL_RANK", 0),
         local_world_size=_int_from_env("LOCAL_WORLD_SIZE", 1),
         node_rank=_int_from_env("GROUP_RANK", 0),
         nnodes=_int_from_env("GROUP_WORLD_SIZE", 1),
-        attempt=_int_from_env(slot_owner.ATTEMPT_VARIABLE, 0),
+        attempt=_int_from_env(heartbeat_writer.ATTEMPT_VARIABLE, 0),
         restart_count=_int_from_env("TORCHELASTIC_RESTART_COUNT", 0),
         max_restarts=_int_from_env("TORCHELASTIC_MAX_RESTARTS", 0),
         run_id=os.environ.get("TORCHELASTIC_RUN_ID", ""),

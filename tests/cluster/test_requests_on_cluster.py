@@ -133,13 +133,13 @@ def test_the_only_node_is_drained_and_the_one_that_replaces_it_goes_on_with_no_s
 ENDS = """
 import os, time
 from raylaunch.worker import context, should_checkpoint
-from raylaunch.worker.heartbeats import slot_owner
+from raylaunch.worker.heartbeats import heartbeat_writer
 
 should_checkpoint(0)
 open(f"up-{context().rank}", "w").close()
 while context().attempt == 1 and context().rank == 1:
     time.sleep(0.01)
-    if slot_owner.current_writer().is_save_proposed(10**9):
+    if heartbeat_writer.current_writer().is_save_proposed(10**9):
         open("end", "w").close()
         break
 while not os.path.exists("end"):

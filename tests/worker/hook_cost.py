@@ -13,7 +13,7 @@ from time import perf_counter_ns
 import torch
 
 from raylaunch.worker import should_checkpoint
-from raylaunch.worker.heartbeats import shared_page, slot_owner
+from raylaunch.worker.heartbeats import heartbeat_writer, shared_page
 
 ROUNDS = 30
 STEPS = 2000
@@ -49,7 +49,7 @@ def our_hook():
     os.environ[shared_page.PAGE_VARIABLE] = f"/proc/{os.getpid()}/fd/{fd}:0"
     hooks = []
     sys.modules["torch.optim.optimizer"].register_optimizer_step_post_hook = hooks.append
-    slot_owner.claim()
+    heartbeat_writer.claim()
     return hooks[0]
 
 

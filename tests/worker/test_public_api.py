@@ -36,7 +36,7 @@ def fake_page(alone_worker, size, seals):
 @pytest.mark.parametrize("local_rank", ["", "0", "-1", "x", "1000", "99999999999"])
 @pytest.mark.parametrize("path", ["", "/proc/999999999/fd/3", "/etc/passwd", "/proc/self/fd/0", ":"])
 def test_outside_a_launch_nothing_happens(monkeypatch, local_rank, path):
-    worker.slot_owner.release()
+    worker.heartbeat_writer.release()
     monkeypatch.setenv(shared_page.PAGE_VARIABLE, f"{path}:{local_rank}" if path else "")
     monkeypatch.delenv("RAYLAUNCH_ATTEMPT", raising=False)
     assert worker.should_checkpoint(0) is False
@@ -44,8 +44,8 @@ def test_outside_a_launch_nothing_happens(monkeypatch, local_rank, path):
     worker.heartbeat()
     with worker.section("validation"):
         pass
-    assert worker.slot_owner.current_writer() is None
-    worker.slot_owner.release()
+    assert worker.heartbeat_writer.current_writer() is None
+    worker.heartbeat_writer.release()
 
 
 @pytest.mark.parametrize(("size", "seals"), [(100, 0), (shared_page.PAGE_BYTES, fcntl.F_SEAL_WRITE)])

@@ -1,7 +1,7 @@
 """The state of one run: what the functions of this package read, and change as they decide.
 
 `Run` has questions about the state, and the three steps of which every transition is made: enter a phase, set the
-timer, finish. Its `Membership` has the nodes that take part, and chooses those of the next world.
+timer, finish. Its `Membership` has the nodes that take part, and chooses which make the next world.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The plan of a job: which nodes would run which ranks now, and why other nodes are skipped.
 
-The job is packed onto the nodes, by its workers on each node (`_by_node`) or by those in total (`_by_total`). Of the
+The job is packed onto the nodes, by its workers on each node (`_by_node`) or in total (`_by_total`). Of the
 packing, a plan is made, which people see and the allocator follows.
 """
 

@@ -33,7 +33,7 @@ from raylaunch.node.linux.processes import CLEANUP_SECONDS, fork, run_at_bottom
 from raylaunch.node.preload.controller import PreloadController
 from raylaunch.node.preload.initial import import_preloads
 from raylaunch.node.preload.zygote import Zygote
-from raylaunch.node.protocol import forkserver_messages, lease_page, node_status, wire
+from raylaunch.node.protocol import forkserver_messages, node_status, wire
 from raylaunch.node.protocol.node_goal import DumpStacks, SignalWorkers, StopWorkers
 from raylaunch.worker.heartbeats.shared_page import SharedPage
 from raylaunch.worker.runtime import boot, entry, process_setup, staleness
@@ -171,7 +171,7 @@ class ForkServer:
         """
         due = (
             self.workers.until_deadline(),
-            lease_page.seconds_left(self.page),
+            self.page.lease_seconds_left,
             self.preloader.seconds_until_poll(),
         )
         return min((min(max(0.0, seconds), _MOST_SECONDS) for seconds in due if seconds is not None), default=None)
@@ -187,7 +187,7 @@ class ForkServer:
             os.kill(os.getpid(), number)
 
     def _turn(self, *, has_order: bool) -> None:
-        if self._terminated or lease_page.has_expired(self.page):
+        if self._terminated or self.page.lease_has_expired:
             raise EOFError
         self._reap()
         if has_order:

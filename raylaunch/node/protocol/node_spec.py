@@ -18,7 +18,7 @@ from raylaunch.node.protocol.acceptor import SecretAddress
 from raylaunch.node.protocol.forkserver_messages import StartStore
 from raylaunch.node.protocol.node_goal import LaunchWorkers
 from raylaunch.worker import RUN_DIR_VARIABLE
-from raylaunch.worker.heartbeats import shared_page, slot_owner
+from raylaunch.worker.heartbeats import heartbeat_writer, shared_page
 from raylaunch.worker.runtime import entry, files_wait
 from raylaunch.worker.runtime.spec import WorkerSpec
 
@@ -131,7 +131,7 @@ class NodeSpec:
 
     def workers(self, order: LaunchWorkers) -> tuple[WorkerSpec, ...]:
         """Return the specifications of the workers of an attempt, by local rank."""
-        shared = {slot_owner.WITH_SURVIVORS_VARIABLE: "1"} if order.has_survivors else {}
+        shared = {heartbeat_writer.WITH_SURVIVORS_VARIABLE: "1"} if order.has_survivors else {}
         found = (self.worker(order.assignment, rank, order.rendezvous) for rank in range(order.assignment.nproc))
         return tuple(replace(spec, env=spec.env | shared) for spec in found)
 
@@ -180,7 +180,7 @@ class NodeSpec:
         run_dir = {RUN_DIR_VARIABLE: self.run_dir} if self.agent.kept else {}
         files = {files_wait.FOLDER_VARIABLE: self.fast_dir}
         files |= self.recorder(attempt) if os.path.isdir(PurePath(self.fast_dir).parent) else {}
-        return slot | run_dir | files | {slot_owner.ATTEMPT_VARIABLE: str(attempt)}
+        return slot | run_dir | files | {heartbeat_writer.ATTEMPT_VARIABLE: str(attempt)}
 
     def store(self, attempt: int, port: int) -> StartStore:
         """Return the order for the store of an attempt. `port` counts where the job fixes none; 0: any."""

@@ -15,7 +15,7 @@ from raylaunch.core.monitoring.heartbeat import Heartbeat
 from raylaunch.core.newtypes import assert_never
 from raylaunch.node.linux import limits
 from raylaunch.node.linux.oom import OomKills
-from raylaunch.node.protocol import forkserver_messages, lease_page, node_status, wire
+from raylaunch.node.protocol import forkserver_messages, node_status, wire
 from raylaunch.node.protocol.import_manifest import ImportManifest
 from raylaunch.node.protocol.node_goal import (
     CommitCheckpoint,
@@ -183,7 +183,7 @@ class Supervisor:
         After that time the fork server and the workers end by themselves, even if this process is stopped. A lease that
         has expired cannot be renewed.
         """
-        if not self._closed and lease_page.renew(self.page, until_ns):
+        if not self._closed and self.page.renew_lease(until_ns):
             self._send(forkserver_messages.ReadPage())
 
     def heartbeat(self) -> Heartbeat | None:
@@ -354,12 +354,12 @@ class Supervisor:
 
         Its workers have died with it, and what they leave is killed first.
         """
-        dead = self.client.end_dead_server(is_last=lease_page.has_expired(self.page))
+        dead = self.client.end_dead_server(is_last=self.page.lease_has_expired)
         self._false_starts = 0 if self.ready else self._false_starts + 1
         self.ready = False
         state = self.attempt_state
         if state is not None and self.goal.start is None:
-            stopped = state.attempt in self.goal.stopping or lease_page.has_expired(self.page)
+            stopped = state.attempt in self.goal.stopping or self.page.lease_has_expired
             yield from ((exited, None) for exited in state.exits_with_server(dead, stopped=stopped))
         for attempt in sorted(self.goal.stopping):
             yield forkserver_messages.WorkersGone(attempt=attempt), None
@@ -373,7 +373,7 @@ class Supervisor:
         died_too_often = self._false_starts >= _MOST_FALSE_STARTS
         last_words = self.client.last_words or "it dies again and again while it imports torch"
         why = f"there is no fork server: {last_words}" if died_too_often else ""
-        why = "nothing was heard of the driver for too long" if lease_page.has_expired(self.page) else why
+        why = "nothing was heard of the driver for too long" if self.page.lease_has_expired else why
         if self._false_starts > 1 and self._preload:
             self._why = (f"cannot preload {', '.join(self._preload)}: the fork server died of it",)
             self._preload = ()

@@ -1,6 +1,9 @@
 """Writes one worker's slot of the shared page, and reads from the header what the worker is asked to do.
 
-The script calls this on each step, so a method takes a microsecond or two.
+One process writes a slot: the worker, and none of the processes it starts (`current_writer`). It does so when the
+script calls `raylaunch.worker`, and on each step of an optimizer (`StepCounter`), by torch's hook for all optimizers,
+`torch.optim.optimizer.register_optimizer_step_post_hook`. A method takes a microsecond or two, since scripts call them
+on each step. This module never imports torch itself.
 """
 
 from __future__ import annotations
@@ -8,19 +11,36 @@ from __future__ import annotations
 import operator
 import os
 import signal
+import sys
 import threading
-from collections.abc import Callable, Iterator
+import types
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from time import monotonic_ns, sleep
+from typing import Any
 
 from raylaunch.core.machine.commits import Commit
+from raylaunch.worker import torch_internals
 from raylaunch.worker.heartbeats import shared_page
+from raylaunch.worker.heartbeats.import_hook import when_imported
+from raylaunch.worker.heartbeats.shared_page import SharedPage, slot_offset
+
+ATTEMPT_VARIABLE = "RAYLAUNCH_ATTEMPT"
+"""In a worker's environment: the number of its attempt."""
+WITH_SURVIVORS_VARIABLE = "RAYLAUNCH_WITH_SURVIVORS"
+"""In a worker's environment: `1` if other workers of its attempt may be processes of the attempt before."""
 
 _POLL_SECONDS = 0.001
 """Between two reads of a step that is proposed, until it is committed or withdrawn."""
 _STOP_POLL_SECONDS = 0.02
 """Between two looks at the lease, and at whether the request for a checkpoint still stands."""
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_OPTIMIZERS = "torch.optim.optimizer"
+_TAKEOVER_STEPS = 100
+"""Steps of another optimizer, with none of the counted one, after which the other one is counted."""
+_MAX_READS = 10
+"""How often an optimizer's own step count is read, which may have to be copied from its device."""
 
 
 class HeartbeatWriter:
@@ -317,3 +337,188 @@ def _handler_calls_counted() -> Iterator[Callable[[], bool]]:
         for number, handler in originals.items():
             if signal.getsignal(number) is wrapper:  # the handler may have installed another one
                 signal.signal(number, handler)
+
+
+_writers: list[HeartbeatWriter | None] = []
+"""The writer of this process, or None if it owns no slot; empty before `claim`."""
+
+
+def current_writer() -> HeartbeatWriter | None:
+    """Return the writer of this process, and claim the slot if that was not tried yet.
+
+    None: outside a launch, and in a process that only inherited a worker's environment.
+    """
+    if not _writers:
+        claim()
+    return _writers[0]
+
+
+def claim() -> None:
+    """Take the slot that the environment names, if it has no living owner.
+
+    `boot` calls this in a worker. A `command` may be a shell around the script; there the owner is the first process
+    that uses `raylaunch.worker`. Child processes of an owner never own a slot.
+    """
+    writer = _open_writer(os.environ) if not _is_child_of_multiprocessing() else None
+    _writers[:] = [writer]
+    if writer is not None:
+        when_imported(_OPTIMIZERS, lambda module: _count_steps(module, writer))
+
+
+def release() -> None:
+    """Give up the slot in this process, as a forked child does; the next use claims it anew."""
+    for writer in filter(None, _writers):
+        writer.detach()
+    _writers.clear()
+
+
+def wait_instead_of_exiting() -> None:
+    """Wait if the script ends with exit code 0 after `should_checkpoint` returned True, without `checkpointed`.
+
+    Such a script has saved, but its training is not finished, as exit code 0 would say.
+    """
+    writer = current_writer()
+    if writer is not None and writer.save_in_progress:
+        completed = writer.save_in_progress
+        writer.record_saved(completed)
+        writer.wait_for_stop(completed)
+
+
+os.register_at_fork(after_in_child=release)
+
+
+def _is_child_of_multiprocessing() -> bool:
+    process = sys.modules.get("multiprocessing.process")
+    return process is not None and process.parent_process() is not None
+
+
+def _open_writer(environ: Mapping[str, str]) -> HeartbeatWriter | None:
+    path, _, local_rank = environ.get(shared_page.PAGE_VARIABLE, "").rpartition(":")
+    if not path or not local_rank.isdecimal() or int(local_rank) >= shared_page.MAX_WORKERS:
+        return None
+    try:
+        numbers = SharedPage.open(path).numbers
+    except (OSError, ValueError):
+        return None
+    slot = slot_offset(int(local_rank))
+    owner = numbers[slot + shared_page.OWNER_PID]
+    if owner not in (0, os.getpid()) and _is_alive(owner):
+        return None
+    if environ.get(ATTEMPT_VARIABLE, str(numbers[shared_page.ATTEMPT])) != str(numbers[shared_page.ATTEMPT]):
+        return None  # a process left over from an earlier attempt
+    numbers[slot + shared_page.OWNER_PID] = os.getpid()
+    return HeartbeatWriter(numbers, slot)
+
+
+def _is_alive(pid: int) -> bool:
+    return os.path.exists(f"/proc/{pid}")
+
+
+def _count_steps(module: types.ModuleType, writer: HeartbeatWriter) -> None:
+    """Record each optimizer step of this process as progress."""
+    register = getattr(module, "register_optimizer_step_post_hook", None)
+    if register is None:
+        return  # another version of torch, whose steps are not seen
+    torch = sys.modules["torch"]
+    count = StepCounter(writer).on_step
+
+    def after_step(optimizer: Any, _args: object, _kwargs: object) -> None:
+        # torch.compile traces this. A step that is one whole graph must stay one, so it is not counted.
+        if torch.compiler.is_compiling() and not _breaks_graph(optimizer):
+            return
+        count(optimizer)
+
+    register(after_step)
+
+
+def _breaks_graph(optimizer: Any) -> bool:
+    """Return whether torch breaks the graph around this optimizer's step anyway.
+
+    It does so for its own optimizers with the option `differentiable` (`_use_grad_for_differentiable` in
+    `torch/optim/optimizer.py`).
+    """
+    return type(optimizer).__module__.startswith("torch.optim.") and "differentiable" in optimizer.defaults
+
+
+class StepCounter:
+    """Counts the steps of one of the script's optimizers as progress: the first that steps.
+
+    Steps of the others only show that the worker is alive. If the counted optimizer is gone or steps no more, another
+    one takes over.
+    """
+
+    def __init__(self, writer: HeartbeatWriter) -> None:
+        self._writer = writer
+        self._counted: weakref.ref[Any] | None = None
+        self._other: weakref.ref[Any] | None = None
+        self._steps_of_other = 0
+        #: Asks the device whether a graph is being captured; None: it has no such graphs.
+        self._asks_capturing: Callable[[], bool] | None = None
+        self._completed = 0
+        self._state_id = 0
+        self._reads = 0
+
+    @torch_internals.do_not_compile
+    def on_step(self, optimizer: Any) -> None:
+        """Record a step of an optimizer. Called after each step of any optimizer."""
+        counted = self._counted
+        if counted is not None and counted() is optimizer:
+            self._steps_of_other = 0
+            if self._completed:
+                self._completed += 1
+        elif not self._takes_over(optimizer):
+            self._writer.record_alive()
+            return
+        if self._asks_capturing is not None and self._is_capturing(self._asks_capturing):
+            self._writer.record_alive()
+            self._state_id = 0
+            return
+        state_id = id(optimizer.state)
+        if state_id != self._state_id and self._reads < _MAX_READS:  # the first step, or the first of a loaded state
+            self._state_id = state_id
+            self._reads += 1
+            self._completed = _completed_steps(optimizer)
+        self._writer.record_progress(self._completed)
+
+    def _takes_over(self, optimizer: Any) -> bool:
+        """Return whether this optimizer, which was not counted so far, is counted from now on."""
+        counted, other = self._counted, self._other
+        if counted is not None and counted() is not None:
+            if other is None or other() is None:
+                self._other, self._steps_of_other = weakref.ref(optimizer), 0
+            elif other() is optimizer:
+                self._steps_of_other += 1
+            if self._steps_of_other < _TAKEOVER_STEPS:
+                return False
+        self._counted, self._other, self._steps_of_other = weakref.ref(optimizer), None, 0
+        self._asks_capturing = None
+        for parameter in optimizer.param_groups[0]["params"][:1]:
+            module = getattr(sys.modules["torch"], parameter.device.type, None)
+            self._asks_capturing = getattr(module, "is_current_stream_capturing", None)
+        self._state_id = self._reads = 0
+        return True
+
+    def _is_capturing(self, ask: Callable[[], bool]) -> bool:
+        """Return whether this step is captured into a graph, as CUDA's: then nothing may be read from the device.
+
+        The graph is replayed later without a call of the hook.
+        """
+        capturing = bool(ask())
+        self._writer.set_unobservable(capturing)
+        return capturing
+
+
+def _completed_steps(optimizer: Any) -> int:
+    """Return how many steps the optimizer's state says were done in all attempts, or 0 where it does not say.
+
+    Adam and similar optimizers keep the count with each parameter. Some fused optimizers of other libraries keep it
+    with the group.
+    """
+    try:
+        first = next(iter(optimizer.state.values()), None) or {}
+        step = first.get("step", optimizer.param_groups[0].get("step"))
+        if type(step) is sys.modules["torch"].Tensor:
+            step = step.item()
+        return int(step) if isinstance(step, int | float) and 0 < step < shared_page.MAX_NUMBER else 0
+    except Exception:  # noqa: BLE001
+        return 0  # a state of another kind, which must not disturb the script

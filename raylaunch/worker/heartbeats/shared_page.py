@@ -126,6 +126,29 @@ class SharedPage:
         start = _HEADER_FIELDS + _SLOT_FIELDS * MAX_WORKERS + _NOTE_FIELDS * local_rank
         return self.numbers[start : start + _NOTE_FIELDS]
 
+    @property
+    def lease_seconds_left(self) -> float | None:
+        """The seconds until the node's lease expires; None: there is no lease."""
+        until = self.numbers[LEASE_EXPIRES_AT]
+        return (until - lease_clock()) / 1e9 if until else None
+
+    @property
+    def lease_has_expired(self) -> bool:
+        """Whether the node's processes have to end: the driver is silent for too long."""
+        left = self.lease_seconds_left
+        return left is not None and left <= 0
+
+    def renew_lease(self, until_ns: int) -> bool:
+        """Let the lease expire at this time, 0: never. A lease that has expired stays so.
+
+        Return whether that is earlier than before: the fork server may be sleeping until then.
+        """
+        present = self.numbers[LEASE_EXPIRES_AT]
+        if self.lease_has_expired:
+            return False
+        self.numbers[LEASE_EXPIRES_AT] = until_ns
+        return until_ns != 0 and (present == 0 or until_ns < present)
+
     def close(self) -> None:
         """Make `numbers` unusable. The memory stays mapped."""
         self.numbers.release()

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from raylaunch.core.failures.failure import MOST_MESSAGE, MOST_TYPE, capped_traceback
 from raylaunch.core.text import capped, printable
 from raylaunch.worker import cpython_internals, torch_internals
-from raylaunch.worker.heartbeats import slot_owner
+from raylaunch.worker.heartbeats import heartbeat_writer
 from raylaunch.worker.heartbeats.import_hook import when_imported
 from raylaunch.worker.runtime import (
     entry,
@@ -145,7 +145,7 @@ def run(spec: WorkerSpec, files: WorkerFiles) -> int:
         return _exec_command(spec, report_file)
     output_order.install()
     stack_signal.register(files.stacks)
-    slot_owner.claim()
+    heartbeat_writer.claim()
     if files.imports is not None:
         import_recorder.ImportRecorder(files.imports, spec.local_rank).install()
     try:
@@ -194,7 +194,7 @@ def _before_exit() -> None:
 
     If it has not called `State.finish`, say what that would have done.
     """
-    slot_owner.wait_instead_of_exiting()
+    heartbeat_writer.wait_instead_of_exiting()
     state = sys.modules.get("raylaunch.worker.state.elastic_state")
     if state is not None and (text := state.uncommitted()):
         _print(f"raylaunch: {text}")

@@ -21,7 +21,7 @@ from string import Template
 from typing import Any, BinaryIO
 
 from raylaunch.worker import cpython_internals
-from raylaunch.worker.heartbeats import slot_owner
+from raylaunch.worker.heartbeats import heartbeat_writer
 from raylaunch.worker.runtime.process_setup import environment_default
 from raylaunch.worker.runtime.spec import WorkerSpec
 
@@ -187,7 +187,7 @@ def _init_process_group(spec: WorkerSpec) -> None:
     if device is not None:
         sees_own = os.environ["LOCAL_RANK"] == "0"  # with `virtual_local_rank`, or since it is the first
         torch.get_device_module(device).set_device(0 if sees_own else spec.gpus.start)
-    is_beside_survivors = os.environ.get(slot_owner.WITH_SURVIVORS_VARIABLE) == "1"
+    is_beside_survivors = os.environ.get(heartbeat_writer.WITH_SURVIVORS_VARIABLE) == "1"
     with environment_default("TORCH_DIST_INIT_BARRIER", "0" if is_beside_survivors else "1"):
         dist.init_process_group(backend)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any, Literal
 
-from raylaunch.worker.heartbeats import shared_page, slot_owner
+from raylaunch.worker.heartbeats import heartbeat_writer, shared_page
 from raylaunch.worker.heartbeats.heartbeat_writer import HeartbeatWriter, completed_steps
 from raylaunch.worker.state import rank_commits
 from raylaunch.worker.state.checkpoints.durable_folder import DurableFolder
@@ -314,7 +314,7 @@ class State:
 
         Without a launch, there is something to be done only if there is a durable folder.
         """
-        found = slot_owner.current_writer()
+        found = heartbeat_writer.current_writer()
         if found is None and self._folder is not None and shared_page.PAGE_VARIABLE not in os.environ:
             if self._alone is None:
                 self._alone = rank_commits.without_agent().heartbeats()

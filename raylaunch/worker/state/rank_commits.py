@@ -13,7 +13,7 @@ from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from raylaunch.core.machine.commits import Commit, HeldCommit
-from raylaunch.worker.heartbeats import shared_page, slot_owner
+from raylaunch.worker.heartbeats import heartbeat_writer, shared_page
 from raylaunch.worker.heartbeats.heartbeat_writer import HeartbeatWriter
 from raylaunch.worker.state import buffer_client, commit_agreement, shared_tensors
 from raylaunch.worker.state.checkpoints import checksums
@@ -106,7 +106,7 @@ class RankCommits:
     @property
     def is_over(self) -> bool:
         """Whether this process is in another attempt by now."""
-        return self._is_begun and self._attempt != _number(slot_owner.ATTEMPT_VARIABLE, 1)
+        return self._is_begun and self._attempt != _number(heartbeat_writer.ATTEMPT_VARIABLE, 1)
 
     def find_common(self) -> None:
         """Look whether all ranks have the first commit, if somebody wants to know."""
@@ -128,7 +128,7 @@ class RankCommits:
         """
         if self._is_begun:
             return
-        attempt = _number(slot_owner.ATTEMPT_VARIABLE, 1)
+        attempt = _number(heartbeat_writer.ATTEMPT_VARIABLE, 1)
         if writer.attempt_with_state == attempt:
             msg = "this worker has another `State` already: make one `State` of all objects that are to survive"
             raise RuntimeError(msg)
@@ -399,7 +399,7 @@ def _is_of_world(found: Any) -> bool:
 
 def refuse_survivors() -> None:
     """Raise RuntimeError in an attempt with survivors, whose state differs from a new worker's."""
-    if os.environ.get(slot_owner.WITH_SURVIVORS_VARIABLE):
+    if os.environ.get(heartbeat_writer.WITH_SURVIVORS_VARIABLE):
         msg = "there is nothing to restore, though workers of the attempt before have stayed"
         raise RuntimeError(msg)
 

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar, overload
 
-from raylaunch.worker.heartbeats import slot_owner
+from raylaunch.worker.heartbeats import heartbeat_writer
 from raylaunch.worker.heartbeats.heartbeat_writer import HeartbeatWriter
 from raylaunch.worker.state import rank_commits
 from raylaunch.worker.survivors import survivor_link
@@ -68,7 +68,7 @@ def explains(error: BaseException) -> bool:
 def _decorated(function: Callable[P, Result], backend: str | None) -> Callable[P, Result]:
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> Result:
-        writer = slot_owner.current_writer()
+        writer = heartbeat_writer.current_writer()
         is_main = threading.current_thread() is threading.main_thread()
         if rank_commits.survivors or writer is None or not is_main or not survivor_link.is_known():
             return function(*args, **kwargs)

@@ -17,7 +17,7 @@ from importlib import import_module
 from typing import Any
 
 from raylaunch.worker import torch_internals
-from raylaunch.worker.heartbeats import slot_owner
+from raylaunch.worker.heartbeats import heartbeat_writer
 from raylaunch.worker.heartbeats.import_hook import when_imported
 from raylaunch.worker.survivors.broken_collectives import GroupSockets
 
@@ -94,7 +94,7 @@ class MadeGroups:
     def _model_made(self, model: Any) -> Iterator[bool]:
         """Give whether the ranks must not compare and broadcast the model: survivors would not answer."""
         before = torch_internals.collectives_called()
-        yield not self._is_prepared and os.environ.get(slot_owner.WITH_SURVIVORS_VARIABLE) == "1"
+        yield not self._is_prepared and os.environ.get(heartbeat_writer.WITH_SURVIVORS_VARIABLE) == "1"
         (self._inner_models if self._is_prepared else self._models).add(model)
         if not self._is_prepared:
             self._called_by_models += torch_internals.collectives_called() - before

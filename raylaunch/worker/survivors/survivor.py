@@ -14,7 +14,7 @@ from typing import Any, Final
 from raylaunch.core.failures.failure import is_of_lost_peer
 from raylaunch.core.machine.commits import Commit, HeldCommit
 from raylaunch.worker import torch_internals
-from raylaunch.worker.heartbeats import slot_owner
+from raylaunch.worker.heartbeats import heartbeat_writer
 from raylaunch.worker.heartbeats.heartbeat_writer import HeartbeatWriter
 from raylaunch.worker.runtime import files_wait, output_order, process_setup, tcpstore_patch
 from raylaunch.worker.runtime.staleness import ImportedFiles
@@ -247,7 +247,7 @@ def _device_error() -> str:
 
 
 def _present_attempt() -> int:
-    text = os.environ.get(slot_owner.ATTEMPT_VARIABLE, "")
+    text = os.environ.get(heartbeat_writer.ATTEMPT_VARIABLE, "")
     return int(text) if text.isdecimal() else 0
 
 

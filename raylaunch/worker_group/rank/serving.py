@@ -13,7 +13,7 @@ from typing import Any
 
 import raylaunch.worker
 from raylaunch.core.failures.failure import is_of_lost_peer
-from raylaunch.worker.heartbeats import slot_owner
+from raylaunch.worker.heartbeats import heartbeat_writer
 from raylaunch.worker_group.rank import frames, packing, shared_parts
 from raylaunch.worker_group.rank.messages import Answer, Call, Create, End, GroupRank, RankHello, RankReady
 
@@ -133,7 +133,7 @@ def is_elastic(kind: type) -> bool:
 @contextlib.contextmanager
 def _waiting_for_call() -> Iterator[None]:
     """Between two calls there is nothing to save, and no progress."""
-    writer = slot_owner.current_writer()
+    writer = heartbeat_writer.current_writer()
     with raylaunch.worker.section("waiting for a call"), writer.ready_to_stop() if writer else contextlib.nullcontext():
         yield
 

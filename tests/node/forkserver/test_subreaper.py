@@ -23,7 +23,7 @@ from tests.node.harness import (
     wait_gone,
     wait_stopped_by_signal,
 )
-from tests.node.protocol.test_lease_page import Agent, renew_lease, subreaper_of
+from tests.node.test_lease import Agent, renew_lease, subreaper_of
 from tests.node.test_no_orphans import start_process_tree, wait_all_gone
 
 pytestmark = pytest.mark.timeout(300)

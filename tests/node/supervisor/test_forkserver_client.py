@@ -25,7 +25,7 @@ from raylaunch.node.supervisor.supervisor import Supervisor
 from raylaunch.worker.heartbeats.shared_page import SharedPage
 from raylaunch.worker.runtime import staleness
 from tests.node.harness import MessagePipe, Node, basic_env, is_listening, marked, send_signal, until, wait_gone
-from tests.node.protocol.test_lease_page import renew_lease
+from tests.node.test_lease import renew_lease
 
 pytestmark = pytest.mark.timeout(300)
 

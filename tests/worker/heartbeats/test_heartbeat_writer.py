@@ -12,8 +12,7 @@ import torch
 
 from raylaunch.node.linux import procfs
 from raylaunch.worker.heartbeats import heartbeat_writer, shared_page
-from raylaunch.worker.heartbeats.heartbeat_writer import HeartbeatWriter
-from raylaunch.worker.heartbeats.optimizers import StepCounter
+from raylaunch.worker.heartbeats.heartbeat_writer import HeartbeatWriter, StepCounter
 from raylaunch.worker.runtime import stack_signal
 from tests.worker.alone import Shared, until
 

@@ -23,7 +23,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 from raylaunch.core.machine.commits import Commit, CompleteCommit, HeldCommit, RestoreOrder  # noqa: E402
 from raylaunch.core.placement.environment import Member, assign  # noqa: E402
 from raylaunch.worker import State, WorldChanged  # noqa: E402
-from raylaunch.worker.heartbeats import shared_page, slot_owner  # noqa: E402
+from raylaunch.worker.heartbeats import heartbeat_writer, shared_page  # noqa: E402
 from raylaunch.worker.heartbeats.heartbeat_writer import HeartbeatWriter  # noqa: E402
 from raylaunch.worker.state import commit_buffer, rank_commits, shared_tensors  # noqa: E402
 from raylaunch.worker.state.buffer_client import Request  # noqa: E402
@@ -453,7 +453,7 @@ class World:
         self.optimizers: list[Any] = []
         self.states: list[State] = []
         self.errors: list[Exception] = []
-        monkeypatch.setattr(slot_owner, "current_writer", lambda: self._local.writer)
+        monkeypatch.setattr(heartbeat_writer, "current_writer", lambda: self._local.writer)
 
     def begin(self, seed: int, chosen: CompleteCommit | None = None, **settings: Any) -> list[int]:
         """Begin an attempt with new models; return after how many steps each rank goes on.
@@ -471,7 +471,11 @@ class World:
 
     def _begin_rank(self, number: int, seed: int, settings: dict[str, Any]) -> int:
         env = {"RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "GROUP_WORLD_SIZE": 1}
-        env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": self.store.port, slot_owner.ATTEMPT_VARIABLE: self.attempt}
+        env |= {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": self.store.port,
+            heartbeat_writer.ATTEMPT_VARIABLE: self.attempt,
+        }
         for name, value in env.items():
             self._patch.setenv(name, str(value))
         self._local.writer = HeartbeatWriter(self.page.numbers, shared_page.slot_offset(number))

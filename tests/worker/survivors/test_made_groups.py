@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from raylaunch.worker.heartbeats import slot_owner
+from raylaunch.worker.heartbeats import heartbeat_writer
 from raylaunch.worker.survivors.made_groups import MadeGroups
 
 
@@ -84,7 +84,7 @@ def test_a_script_may_make_the_default_group_and_models(torch):
 
 def test_beside_survivors_models_are_made_without_communication(torch, monkeypatch):
     """Survivors would not answer. In the function, all ranks make their models at the same time."""
-    monkeypatch.setenv(slot_owner.WITH_SURVIVORS_VARIABLE, "1")
+    monkeypatch.setenv(heartbeat_writer.WITH_SURVIVORS_VARIABLE, "1")
     made = watched()
     torch.make_group()
     torch.make_model()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from raylaunch.worker.heartbeats import shared_page, slot_owner
+from raylaunch.worker.heartbeats import heartbeat_writer, shared_page
 from raylaunch.worker.heartbeats.heartbeat_writer import HeartbeatWriter
 from raylaunch.worker.heartbeats.shared_page import SharedPage
 from raylaunch.worker.runtime import files_wait
@@ -86,7 +86,7 @@ class Node:
         listener.close()
 
     def order(self, attempt: int, *removed: str, file: int | None = None, **env: str) -> None:
-        env |= {slot_owner.ATTEMPT_VARIABLE: str(attempt)}
+        env |= {heartbeat_writer.ATTEMPT_VARIABLE: str(attempt)}
         order = Rejoin(
             attempt=attempt, env=env, removed=[*removed], title="", stdout="", stderr="", newest=attempt * 10
         )
@@ -133,7 +133,7 @@ class Node:
 
 @pytest.fixture
 def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
-    monkeypatch.setattr(os, "environ", os.environ | {slot_owner.ATTEMPT_VARIABLE: "1"})
+    monkeypatch.setattr(os, "environ", os.environ | {heartbeat_writer.ATTEMPT_VARIABLE: "1"})
     found = Node()
     yield found
     found.close()

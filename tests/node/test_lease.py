@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from raylaunch.core.machine.events_and_actions import WorkersExited, WorkersStarted, WorkersStopped
-from raylaunch.node.protocol import lease_page
 from raylaunch.node.protocol.node_goal import StopWorkers
 from raylaunch.node.protocol.node_status import Ready
+from raylaunch.worker.heartbeats import shared_page
 from raylaunch.worker.heartbeats.shared_page import LEASE_EXPIRES_AT, SharedPage, lease_clock
 from tests.node.harness import (
     MessagePipe,
@@ -51,10 +51,10 @@ def test_a_lease_expires_while_the_machine_sleeps(monkeypatch: pytest.MonkeyPatc
     """CLOCK_MONOTONIC does not count that time."""
     page, fd = SharedPage.create()
     page.numbers[LEASE_EXPIRES_AT] = lease_clock() + 3600 * 10**9
-    assert not lease_page.has_expired(page)
+    assert not page.lease_has_expired
     slept = lease_clock() + 7200 * 10**9
-    monkeypatch.setattr(lease_page, "lease_clock", lambda: slept)
-    assert lease_page.has_expired(page)
+    monkeypatch.setattr(shared_page, "lease_clock", lambda: slept)
+    assert page.lease_has_expired
     os.close(fd)
 
 
@@ -181,6 +181,7 @@ def test_a_stopped_subreaper_does_not_delay_a_restart(own_node: Node, pipe: Mess
 AGENT = """
 import sys, time
 from pathlib import Path
+from raylaunch.worker.heartbeats import shared_page
 from raylaunch.worker.heartbeats.shared_page import lease_clock
 from tests.node.harness import MessagePipe, Node
 from tests.node.test_no_orphans import PROCESS_TREE
@@ -209,7 +210,7 @@ class Agent:
     """A supervisor in a process of its own, which renews its lease all the time and prints the names of its events."""
 
     def __init__(self, folder: Path, mark: str, pipe: MessagePipe, lease: float) -> None:
-        root = Path(__file__).parents[3]
+        root = Path(__file__).parents[2]
         self.process = subprocess.Popen(
             [sys.executable, "-c", AGENT, str(folder), mark, str(pipe.path), str(lease)],
             env=basic_env(mark) | {"PYTHONPATH": str(root)},
