@@ -56,6 +56,8 @@ class _Charge:
     came_from_outside: bool
     nodes: Collection[NodeId]
     """The nodes of the attempt that it ended."""
+    saved: int | None
+    """The last step that all workers had saved."""
     spent: bool
 
     def is_explained_by(self, lost: Member, now: float) -> bool:
@@ -100,7 +102,11 @@ class RestartBudget:
         `elsewhere`: the next attempt excludes the host, so repeated failures there do not count.
         """
         self._sum_up(now)
-        earlier = () if elsewhere else [(charge.at, charge.signature) for charge in self._charges]
+        if self._saved is not None and cause.saved is not None:  # perhaps since the last heartbeat
+            self.saved(cause.saved)
+        # A failure that comes again after a later step was saved does not stop the run: it goes on from there.
+        same_step = [charge for charge in self._charges if charge.saved == self._saved]
+        earlier = () if elsewhere else [(charge.at, charge.signature) for charge in same_step]
         pointless = why_hopeless(cause, earlier, now) or self._why_vain(cause, elsewhere=elsewhere)
         refused = Refusal(pointless, is_pointless=True) if pointless else None
         if refused is None and self.spent >= self._all:
@@ -114,6 +120,7 @@ class RestartBudget:
             is_collateral=cause.is_collateral,
             came_from_outside=came_from_outside(cause),
             nodes=nodes,
+            saved=self._saved,
             spent=refused is None,
         )
         self._charges.append(charge)
@@ -124,8 +131,6 @@ class RestartBudget:
         """Return why another restart would bring no new step, or "". Scripts in which not all save cannot be judged."""
         if self._saved is None or elsewhere or cause.is_collateral or came_from_outside(cause):
             return ""
-        if cause.saved is not None:  # perhaps since the last heartbeat
-            self.saved(cause.saved)
         if self._vain == _VAIN_RESTARTS:
             return f"{_VAIN_RESTARTS} restarts have brought no saved step after step {self._saved}"
         self._vain += 1

@@ -79,6 +79,16 @@ def test_three_equal_failures():
     assert answers == ["", "", "the same failure 3 times within 60 s"]
 
 
+def test_equal_failures_after_later_steps():
+    """A run that saves a later step between equal failures goes on; three at one saved step end it."""
+    budget = RestartBudget(9)
+    answers = []
+    for at, saved in enumerate((5, 6, 7, 7, 7)):
+        budget.saved(saved)
+        answers.append(why_refused(budget, failure(**raised("ValueError")), float(at), NODES))
+    assert answers == ["", "", "", "", "the same failure 3 times within 60 s"]
+
+
 @pytest.mark.parametrize(
     ("cause", "lost", "after", "pardoned"),
     [
