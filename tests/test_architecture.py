@@ -276,6 +276,16 @@ def test_classes_are_small():
     assert small == []
 
 
+def test_class_variables_say_their_types():
+    """msgspec decodes no class with a bare `ClassVar` under Python 3.10."""
+    found = [
+        f"{shown(path)}:{node.lineno}"
+        for path, node in definitions(ast.AnnAssign)
+        if ast.unparse(node.annotation) in ("ClassVar", "typing.ClassVar")
+    ]
+    assert found == []
+
+
 def test_no_class_inherits_from_a_concrete_one():
     """It would depend on the order in which the other calls its own methods."""
     classes = {node.name: node for _, node in definitions(ast.ClassDef)}

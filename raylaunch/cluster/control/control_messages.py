@@ -93,8 +93,8 @@ class RefusedError(Exception):
 class GetState:
     """Ask where the run is. Leads to `RunState`."""
 
-    PATH: ClassVar = "/v1/status"
-    ANSWER: ClassVar = RunState
+    PATH: ClassVar[str] = "/v1/status"
+    ANSWER: ClassVar[type[RunState]] = RunState
     wait: float = 0.0
     """Seconds after which the driver answers, or earlier when the workers end. If they have ended already: when nothing
     of the run is left."""
@@ -106,8 +106,8 @@ class GetState:
 class StopRun:
     """End the run. Leads to `Accepted`."""
 
-    PATH: ClassVar = "/v1/stop"
-    ANSWER: ClassVar = Accepted
+    PATH: ClassVar[str] = "/v1/stop"
+    ANSWER: ClassVar[type[Accepted]] = Accepted
     by: str = ""
     """The person that requests it, such as `ada@login-1`."""
     save_seconds: float = 0.0
@@ -120,8 +120,8 @@ class StopRun:
 class RestartRun:
     """Begin another attempt. Leads to `Accepted`."""
 
-    PATH: ClassVar = "/v1/restart"
-    ANSWER: ClassVar = Accepted
+    PATH: ClassVar[str] = "/v1/restart"
+    ANSWER: ClassVar[type[Accepted]] = Accepted
     by: str = ""
     save_seconds: float = 0.0
     """For so long at most the workers may save first; 0: they are killed at once."""
@@ -131,8 +131,8 @@ class RestartRun:
 class ResizeRun:
     """Change the bounds of the number of nodes from now on. Leads to `Accepted`."""
 
-    PATH: ClassVar = "/v1/resize"
-    ANSWER: ClassVar = Accepted
+    PATH: ClassVar[str] = "/v1/resize"
+    ANSWER: ClassVar[type[Accepted]] = Accepted
     by: str = ""
     min_nodes: int
     max_nodes: int
@@ -142,8 +142,8 @@ class ResizeRun:
 class DrainNode:
     """Leave the host of a node for good. Leads to `Accepted`."""
 
-    PATH: ClassVar = "/v1/drain"
-    ANSWER: ClassVar = Accepted
+    PATH: ClassVar[str] = "/v1/drain"
+    ANSWER: ClassVar[type[Accepted]] = Accepted
     by: str = ""
     node: str
     """Its name, or the address of its host."""
@@ -153,8 +153,8 @@ class DrainNode:
 class GetStacks:
     """Ask what all workers are doing now. Leads to `StacksCollected`."""
 
-    PATH: ClassVar = "/v1/stacks"
-    ANSWER: ClassVar = StacksCollected
+    PATH: ClassVar[str] = "/v1/stacks"
+    ANSWER: ClassVar[type[StacksCollected]] = StacksCollected
     ranks: tuple[int, ...] = ()
     """The ranks of which the whole stacks are wanted."""
 
@@ -163,8 +163,8 @@ class GetStacks:
 class ListLogs:
     """Ask all nodes which log files there are. Leads to `LogsListed`."""
 
-    PATH: ClassVar = "/v1/logs"
-    ANSWER: ClassVar = LogsListed
+    PATH: ClassVar[str] = "/v1/logs"
+    ANSWER: ClassVar[type[LogsListed]] = LogsListed
     query: LogQuery
     node: str = ""
     """Only files of this node; `""`: of all nodes."""
@@ -174,8 +174,8 @@ class ListLogs:
 class ReadLogs:
     """Ask for parts of log files that were listed before. Leads to `LogsRead`."""
 
-    PATH: ClassVar = "/v1/logs/read"
-    ANSWER: ClassVar = LogsRead
+    PATH: ClassVar[str] = "/v1/logs/read"
+    ANSWER: ClassVar[type[LogsRead]] = LogsRead
     attempt: int
     spans: tuple[LogSpan, ...]
     times: bool = False
