@@ -134,7 +134,7 @@ cluster.agent.agent:Agent._poll_supervisor | its event loop wakes up
 node.supervisor.supervisor:Supervisor.poll | reads the message
 node.supervisor.forkserver_client:ForkServerClient.receive | from this connection
 node.supervisor.process_failure:failure | collects the worker's exception, the end of its stderr, and further evidence
-node.linux.oom:OomKills | whether the kernel killed it because memory ran out
+node.supervisor.process_failure:OomKills | whether the kernel killed it because memory ran out
 core.machine.observe:WorkersStatus | what is true of its workers, and later what is new in that, as events
 # The agent, for the driver's pending call
 cluster.agent.ray_actor:AgentActor.next_report | answers it
@@ -199,7 +199,7 @@ node.protocol.node_goal:ProposeCheckpoint
 """
         + _ORDER
         + """
-node.supervisor.polling:PagePoller.handle_checkpoint | writes the step to the shared page, and reads the answers
+node.supervisor.supervisor:PagePoller.handle_checkpoint | writes the step to the shared page, and reads the answers
 # What the agent and its workers share
 worker.heartbeats.shared_page:SharedPage | the shared page
 # The script of each worker

@@ -1,23 +1,36 @@
-"""The present attempt's workers on a node, as its supervisor knows them."""
+"""The present attempt's workers on a node, as its supervisor knows them, and their GPUs."""
 
 from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
 from raylaunch.core.machine.observe import ProcessFailure
 from raylaunch.core.newtypes import NodeTime
+from raylaunch.core.placement import devices
+from raylaunch.core.placement.devices import GpuUse
 from raylaunch.core.placement.environment import Assignment
+from raylaunch.node.linux import nvml
 from raylaunch.node.protocol.forkserver_messages import WorkerExited
-from raylaunch.node.supervisor.gpu_monitor import GpuMonitor
 from raylaunch.worker.heartbeats.shared_page import MAX_NUMBER
 from raylaunch.worker.runtime.spec import WorkerSpec
 
 PART_BYTES = 2**23
 """The size of each part of a result but the last, which is smaller. The agent copies one between two reports."""
+_GPU_POLL_SECONDS = 5.0
+_MOST_GPU_SECONDS = 0.5
+"""How long a failure waits for what the driver says of its GPUs."""
+_GPU_LOG_SECONDS = 60.0
+"""How long before the attempt a fault may have been logged: the kernel's log has a clock of its own, and the last
+attempt's fault may be this one's.
+"""
+_GPU_MEMORY_STEPS = 64
+"""In how many steps memory is told; time is in steps of ten per cent."""
 
 
 class ResultFile:
@@ -116,3 +129,46 @@ class AttemptState:
     def forked(self) -> list[tuple[int, int, int]]:
         """Return (local rank, rank, process id) of each worker that was forked."""
         return [*zip(range(len(self.pids)), self.assignment.ranks, self.pids, strict=False)]
+
+
+class GpuMonitor:
+    """Asks NVML in a thread, since a sick GPU may hold it up. Where workers have no GPU, there is no thread."""
+
+    def __init__(self, workers: Sequence[WorkerSpec]) -> None:
+        #: What NVML said last.
+        self.latest: tuple[GpuUse, ...] = ()
+        self._names = [
+            (spec.rank, name) for spec in workers for name in devices.cuda_names(spec.gpus, spec.node_devices)
+        ]
+        self._ended = threading.Event()
+        self._since = time.monotonic() - _GPU_LOG_SECONDS
+        if self._names:
+            threading.Thread(target=self._run, name="raylaunch-gpus", daemon=True).start()
+
+    def _run(self) -> None:
+        while (found := nvml.use({name for _, name in self._names})) and not self._ended.is_set():
+            self.latest = tuple(_rounded(rank, name, found[name]) for rank, name in self._names if name in found)
+            self._ended.wait(_GPU_POLL_SECONDS)
+
+    def evidence(self, rank: int) -> str:
+        """Return what the driver says is wrong with a rank's GPUs; "": nothing, or it has none of NVIDIA's."""
+        names = [name for each, name in self._names if each == rank]
+        if not names:
+            return ""
+        found: list[tuple[str, ...]] = [("the GPUs' driver does not answer",)]
+        thread = threading.Thread(
+            target=lambda: found.append(nvml.evidence(names, self._since)), name="raylaunch-gpu-evidence", daemon=True
+        )
+        thread.start()
+        thread.join(_MOST_GPU_SECONDS)
+        return "; ".join(found[-1])
+
+    def close(self) -> None:
+        """Ask no more."""
+        self._ended.set()
+
+
+def _rounded(rank: int, name: str, use: nvml.Use) -> GpuUse:
+    step = max(1, use.total // _GPU_MEMORY_STEPS)
+    busy = None if use.busy is None else round(use.busy, -1)
+    return GpuUse(rank=rank, gpu=name, used=min(use.total, -(-use.used // step) * step), total=use.total, busy=busy)

@@ -20,7 +20,7 @@ from raylaunch.core.placement.environment import Member, assign
 from raylaunch.node.protocol.node_goal import Order, ProposeCheckpoint
 from raylaunch.node.protocol.node_status import StepProposed
 from raylaunch.node.supervisor.attempt_state import AttemptState
-from raylaunch.node.supervisor.polling import CheckpointPoll
+from raylaunch.node.supervisor.supervisor import CheckpointPoll
 from raylaunch.worker.heartbeats import heartbeat_writer, shared_page
 from raylaunch.worker.heartbeats.heartbeat_writer import HeartbeatWriter
 from raylaunch.worker.heartbeats.shared_page import slot_offset

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from raylaunch.core.failures.collectives import GroupCalls
-from raylaunch.node.supervisor.flight_recorder import FlightRecorder
+from raylaunch.node.supervisor.stack_dumps import FlightRecorder
 
 
 def entry(number: int, state: str = "completed", **more: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import pytest
 
 from raylaunch.core.placement.devices import GpuUse
 from raylaunch.node.linux import nvml
-from raylaunch.node.supervisor.gpu_monitor import GpuMonitor
+from raylaunch.node.supervisor.attempt_state import GpuMonitor
 from raylaunch.worker.runtime.spec import WorkerSpec
 
 

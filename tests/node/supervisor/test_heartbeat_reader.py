@@ -11,7 +11,7 @@ import pytest
 from raylaunch.core.machine.events_and_actions import WorkersExited, WorkersStarted
 from raylaunch.core.machine.measured import CommitRate, NodeMemory
 from raylaunch.core.monitoring.heartbeat import Heartbeat, WorkerProgress
-from raylaunch.node.supervisor.polling import saved_step
+from raylaunch.node.supervisor.supervisor import saved_step
 from raylaunch.worker.heartbeats import shared_page as fields
 from raylaunch.worker.heartbeats.shared_page import SharedPage
 from tests.node.harness import MessagePipe, Node, send_signal, until, wait_stopped_by_signal

@@ -12,7 +12,7 @@ from raylaunch.core.placement.environment import Member, assign
 from raylaunch.node.protocol.node_goal import CommitCheckpoint, ProposeCheckpoint, StopWorkers
 from raylaunch.node.protocol.node_status import StepProposed
 from raylaunch.node.supervisor.attempt_state import AttemptState
-from raylaunch.node.supervisor.polling import CheckpointPoll, Saved
+from raylaunch.node.supervisor.supervisor import CheckpointPoll, Saved
 from raylaunch.worker.heartbeats.shared_page import (
     AWAITS_COPY,
     COPIED_STEPS,

@@ -17,9 +17,9 @@ from raylaunch.core.failures.failure import Failure, WorkerError
 from raylaunch.core.machine.events_and_actions import WorkersExited
 from raylaunch.core.machine.observe import WorkersStatus, observe
 from raylaunch.core.newtypes import NodeTime, RunTime
-from raylaunch.node.linux.oom import OomKills
 from raylaunch.node.protocol.forkserver_messages import WorkerExited
 from raylaunch.node.supervisor import process_failure
+from raylaunch.node.supervisor.process_failure import OomKills
 from raylaunch.worker.runtime.spec import Report
 from tests.node.harness import Node
 

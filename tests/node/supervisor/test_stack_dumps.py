@@ -16,8 +16,8 @@ from raylaunch.node.linux import procfs
 from raylaunch.node.protocol import wire
 from raylaunch.node.protocol.node_goal import DumpStacks
 from raylaunch.node.protocol.node_status import StacksDumped
-from raylaunch.node.supervisor import polling
-from raylaunch.node.supervisor.flight_recorder import FlightRecorder
+from raylaunch.node.supervisor import stack_dumps
+from raylaunch.node.supervisor.stack_dumps import FlightRecorder
 from raylaunch.worker.runtime import stack_signal
 from tests.node.harness import MessagePipe, Node, send_signal, until, wait_stopped_by_signal
 
@@ -57,7 +57,7 @@ def wait_for_stacks(node: Node) -> dict[int, Stack]:
 @pytest.fixture
 def no_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """No time limit: an answer comes only when all workers that can have dumped their stacks."""
-    monkeypatch.setattr(polling, "MOST_STACKS_SECONDS", 3600.0)
+    monkeypatch.setattr(stack_dumps, "MOST_STACKS_SECONDS", 3600.0)
 
 
 @pytest.mark.usefixtures("no_time_limit")
@@ -217,7 +217,7 @@ def test_a_dump_is_done_when_it_is_complete(monkeypatch: pytest.MonkeyPatch) -> 
     in_handler = True
     monkeypatch.setattr(procfs, "process_state", lambda _: "S")
     monkeypatch.setattr(procfs, "blocks", lambda *_: in_handler)
-    dump = polling.PendingDump(
+    dump = stack_dumps.PendingDump(
         rank=0, pid=os.getpid(), recorder=FlightRecorder("", ""), fd=wire.memory_file("answer", b"of before"), start=9
     )
 
@@ -235,7 +235,7 @@ def test_a_dump_is_done_when_it_is_complete(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_very_long_dump_is_cut_to_its_end() -> None:
     """The main thread is there."""
-    dump = polling.PendingDump(
+    dump = stack_dumps.PendingDump(
         rank=0, pid=0, recorder=FlightRecorder("", ""), fd=wire.memory_file("answer", b"x" * 10**6 + b"main"), start=2
     )
     assert len(dump.stack().text) < 10**5

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from raylaunch.core.machine.events_and_actions import WorkersExited
-from raylaunch.node.linux.oom import OomKills, cgroup_counter
+from raylaunch.node.supervisor.process_failure import OomKills, cgroup_counter
 from tests.node.harness import MessagePipe, Node, send_signal
 
 FIRST_PIDS = "pid:[4026531836]"
@@ -274,7 +274,7 @@ def test_a_real_cgroup_counts_a_kill(cgroup: Path, tmp_path: Path) -> None:
         textwrap.dedent(f"""
         import subprocess, sys
         from pathlib import Path
-        from raylaunch.node.linux.oom import OomKills
+        from raylaunch.node.supervisor.process_failure import OomKills
         Path({str(cgroup / "cgroup.procs")!r}).write_text("0")
         kills = OomKills(log=Path("/nonexistent"))
         print(subprocess.run([sys.executable, {str(greedy)!r}], check=False).returncode)
