@@ -22,6 +22,7 @@ from raylaunch.core.placement.environment import Assignment
 from raylaunch.node.logs.tail import LogOutput
 from raylaunch.node.protocol import node_status
 from raylaunch.node.protocol.node_goal import (
+    CapabilitySection,
     CommitCheckpoint,
     DumpStacks,
     LaunchWorkers,
@@ -32,7 +33,6 @@ from raylaunch.node.protocol.node_goal import (
     StopWorkers,
 )
 from raylaunch.node.protocol.node_status import AgentReady, NodeStatus, StacksDumped, StepProposed
-from raylaunch.node.protocol.section import CapabilitySection
 
 READY = node_status.Ready(start_method="forkserver", why=(), torch=True, pid=1)
 TIMINGS = RestartTimings(ordered=NodeTime(0.0), ended=NodeTime(0.0), forked=NodeTime(0.0))

@@ -55,7 +55,7 @@ core.placement.environment:worker_env
 node.protocol.forkserver_messages:StartWorkers
 # The fork server
 node.forkserver.server:ForkServer.serve
-node.forkserver.worker_table:WorkerTable.fork | the workers of an attempt
+node.forkserver.server:WorkerTable.fork | the workers of an attempt
 node.linux.processes:fork | forks them
 worker.runtime.boot:set_up_and_run | in each new process: environment, signals, output files
 worker.runtime.process_setup:die_with_parent | ends it with the fork server
@@ -126,7 +126,7 @@ core.machine.events_and_actions:Launch
         """
 # The fork server
 node.forkserver.server:ForkServer.serve | SIGCHLD wakes it
-node.forkserver.worker_table:WorkerTable.reap | `waitpid` says which worker died, and how
+node.forkserver.server:WorkerTable.reap | `waitpid` says which worker died, and how
 node.protocol.forkserver_messages:WorkerExited | between supervisor and fork server
 node.protocol.wire:send | as bytes
 # The agent

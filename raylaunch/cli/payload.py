@@ -11,7 +11,7 @@ from typing import Any
 
 import cloudpickle
 
-from raylaunch.worker.runtime import shipped_code
+from raylaunch.worker.runtime import entry
 
 _NO_RAY_PROCESS = (
     "it is or has {what} of Ray, and workers are no processes of Ray. Pass `ray.cloudpickle.dumps(...)` of it; in the "
@@ -63,7 +63,7 @@ class _CallPickler(cloudpickle.Pickler):  # type: ignore[misc]
         """Pickle code with its source, and refuse what needs a process of Ray. It is called before all else."""
         if type(obj) is CodeType:
             make, parts = self.dispatch_table[CodeType](obj)
-            return shipped_code.restored, (make, parts, *self._source(obj.co_filename))
+            return entry.restored_code, (make, parts, *self._source(obj.co_filename))
         for kind, what in self._ray_kinds.items():
             if issubclass(type(obj), kind):
                 raise TypeError(_NO_RAY_PROCESS.format(what=what))

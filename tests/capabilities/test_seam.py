@@ -14,9 +14,8 @@ from raylaunch.cluster.fleet_api import AgentLost
 from raylaunch.core.job.job import Entrypoint, Job
 from raylaunch.core.machine.events_and_actions import StopRequested
 from raylaunch.core.monitoring.heartbeat import Heartbeat, WorkerProgress
-from raylaunch.node.protocol.node_goal import LaunchWorkers, OpenStore, ProposeCheckpoint
+from raylaunch.node.protocol.node_goal import CapabilitySection, LaunchWorkers, OpenStore, ProposeCheckpoint
 from raylaunch.node.protocol.node_status import NodeStatus
-from raylaunch.node.protocol.section import CapabilitySection
 from tests.fakes import FakeFleet, RunRecorder
 
 

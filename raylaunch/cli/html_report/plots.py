@@ -6,9 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from raylaunch.core.history.node_lives import NodeLife
-from raylaunch.core.history.restart_cost import RestartCost
-from raylaunch.core.history.run_history import RunHistory
+from raylaunch.core.history.run_history import NodeLife, RestartCost, RunHistory
 from raylaunch.core.history.step_rates import StepRate
 from raylaunch.core.history.time_per_state import StateSpan, TimeState
 from raylaunch.core.text import count, duration

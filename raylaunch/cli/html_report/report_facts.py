@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 from raylaunch.cli.html_report.outcome_text import ReportOutcome, RunEnd, outcome
 from raylaunch.core.failures.failure import Failure, alike, consequences
 from raylaunch.core.history.attempt_times import AttemptTimes, mean_rate
-from raylaunch.core.history.restart_cost import RestartCost, RestartPart
-from raylaunch.core.history.run_history import RunHistory
+from raylaunch.core.history.run_history import RestartCost, RestartPart, RunHistory
 from raylaunch.core.history.run_status import RunStatus
 from raylaunch.core.history.step_rates import StepRate
 from raylaunch.core.history.time_per_state import TimeState

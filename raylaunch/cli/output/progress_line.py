@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from raylaunch.core.history.step_rates import behind
 from raylaunch.core.machine.events_and_actions import Progressed
-from raylaunch.core.record.steps import StepHistory
+from raylaunch.core.record.attempt import StepHistory
 from raylaunch.core.text import count, duration
 
 _INTERVAL_SECONDS = 59.0

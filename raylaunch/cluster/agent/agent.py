@@ -30,7 +30,7 @@ from raylaunch.node.logs import log_files
 from raylaunch.node.logs.log_files import LogAnswer, LogQuery, LogRead
 from raylaunch.node.logs.tail import LogOutput
 from raylaunch.node.protocol.acceptor import SecretAddress
-from raylaunch.node.protocol.node_goal import LaunchWorkers, Order
+from raylaunch.node.protocol.node_goal import CapabilitySection, LaunchWorkers, Order
 from raylaunch.node.protocol.node_spec import AgentSpec
 from raylaunch.node.protocol.node_status import (
     AgentReady,
@@ -41,7 +41,6 @@ from raylaunch.node.protocol.node_status import (
     StacksDumped,
     StatusFeed,
 )
-from raylaunch.node.protocol.section import CapabilitySection
 from raylaunch.node.supervisor.forkserver_client import ForkServerClient
 from raylaunch.node.supervisor.supervisor import Supervisor
 

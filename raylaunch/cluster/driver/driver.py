@@ -61,8 +61,8 @@ from raylaunch.core.newtypes import NodeId, RunTime, SignalName
 from raylaunch.core.record.journal import JournalEntry
 from raylaunch.errors import ClusterError
 from raylaunch.node.linux import processes
+from raylaunch.node.protocol.node_goal import CapabilitySection
 from raylaunch.node.protocol.node_status import AgentReady, NodeStatus, StacksDumped, StoreOpened
-from raylaunch.node.protocol.section import CapabilitySection
 
 _HEAR_SECONDS = 5.0
 """How long a driver that takes over waits for all agents to tell what is true there, before it decides anything."""

@@ -1,12 +1,16 @@
-"""The stacks of workers, parsed from the output of faulthandler, and grouped by the place in the script."""
+"""The stacks of workers, parsed from the output of faulthandler, and grouped by the place in the script.
+
+A kernel of NCCL waits on the GPU, where no stack shows it. torch's Flight Recorder counts the collectives that each
+rank has called in each of its process groups, and those that have ended: `missing_call` tells which one is missing, and
+on whom.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from raylaunch.core.failures.collectives import GroupCalls, missing_call
 from raylaunch.core.failures.stack_notes import (
     AFTER_END,
     CHILD_STOPPED,
@@ -19,7 +23,6 @@ from raylaunch.core.failures.stack_notes import (
 from raylaunch.core.text import count, spans
 
 _SILENT_STATES = {"D": IN_THE_KERNEL, "R": RUNNING_ON}
-
 _THREAD = re.compile(r"^(?:(Current thread|Thread) 0x[0-9a-f]+\b.*|Stack )\(most recent call first\):$")
 """`Stack` is the one of the thread that got the signal, where no other's are wanted."""
 _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
@@ -31,13 +34,11 @@ _MODULES = "Extension modules: "
 """faulthandler names all modules in C that are imported, up to hundreds, after the stacks of a fatal signal."""
 _CUT = "..."
 """What faulthandler writes instead of the threads beyond the hundredth."""
-
 _RUNPY = r"^<frozen (runpy|importlib)|/python3\.10/runpy\.py$"
 _OWN = re.compile(rf"(^|/)raylaunch/(worker|node)/(?!selfcheck/)(\w+/)*\w+\.py$|{_RUNPY}")
 _LIBRARY = re.compile(r"/lib(64)?/python\d[\d.]*/|/(site|dist)-packages/|^<")
 _WRAPPER = re.compile(r"^_[^_]|^_$|^wrapper|^inner|^decorate|^<")
 """Functions between a line of the script and the function that it meant to call."""
-
 _BACKWARD = re.compile(r"/torch/autograd/\S+ in _engine_run_backward$")
 _WAITS_FOR_OTHERS = re.compile(
     rf"/torch/distributed/\S+ in |{_BACKWARD.pattern}|/torch(_\w+)?/(\w+/)\S+ in synchronize$"
@@ -46,6 +47,60 @@ _WAITS_FOR_OTHERS = re.compile(
 _IN_COLLECTIVE = re.compile(r"/torch/distributed/(distributed_c10d|rendezvous|utils)\.py:")
 """Innermost frames of workers that only wait for others, even if waiting takes CPU."""
 _DATA_LOADER = "/torch/utils/data/"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupCalls:
+    """The collectives of one rank in one process group."""
+
+    group: str
+    """Its name, such as `default_pg`."""
+    called: int
+    """The number of the last one that the rank has called."""
+    ended: int
+    """The number of the last one that has ended on it; those before have."""
+    waits_in: str = ""
+    """The name of the next one, such as `all_reduce`; "": it was not called."""
+
+
+@dataclass(frozen=True, slots=True)
+class MissingCall:
+    """A collective that has not ended."""
+
+    ranks: frozenset[int]
+    """Those that have not called it; empty if all have."""
+    text: str
+    """For a person."""
+
+
+def missing_call(calls: Mapping[int, Iterable[GroupCalls]]) -> MissingCall | None:
+    """Return a collective in which ranks wait for others; None: none is known.
+
+    A rank that waits elsewhere itself is not taken for the one that is waited for, if there is another.
+    """
+    groups: dict[str, dict[int, GroupCalls]] = {}
+    for rank, own in calls.items():
+        for each in own:
+            groups.setdefault(each.group, {})[rank] = each
+    waiting = {rank for rank, own in calls.items() if any(each.waits_in for each in own)}
+    found = [call for name, members in groups.items() if (call := _missing_in(name, members)) is not None]
+    return min(found, key=lambda call: (not call.ranks, not call.ranks.isdisjoint(waiting)), default=None)
+
+
+def _missing_in(group: str, members: Mapping[int, GroupCalls]) -> MissingCall | None:
+    waiting = {rank: each for rank, each in members.items() if each.waits_in}
+    if not waiting:
+        return None
+    number = min(each.ended for each in waiting.values()) + 1
+    inside = [rank for rank, each in waiting.items() if each.ended + 1 == number]
+    name = waiting[inside[0]].waits_in
+    absent = frozenset(rank for rank, each in members.items() if each.called < number)
+    if absent:
+        who, others = (f"rank{'s' if len(ranks) > 1 else ''} {spans(ranks)}" for ranks in (absent, inside))
+        has, wait = "have" if len(absent) > 1 else "has", "wait" if len(inside) > 1 else "waits"
+        text = f"{who} {has} not called {name}, number {number} of {group}, in which {others} {wait}"
+        return MissingCall(absent, text)
+    return MissingCall(absent, f"all ranks have called {name}, number {number} of {group}, and it does not end")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,8 +22,8 @@ from raylaunch.core.machine.events_and_actions import (
     WorkersStopped,
 )
 from raylaunch.core.newtypes import NodeId, StrEnum
+from raylaunch.core.record.attempt import StepHistory
 from raylaunch.core.record.journal import JournalEntry
-from raylaunch.core.record.steps import StepHistory
 
 
 class Interruption(StrEnum):

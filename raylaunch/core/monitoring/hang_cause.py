@@ -6,10 +6,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
-from raylaunch.core.failures.collectives import missing_call
 from raylaunch.core.failures.failure import NO_FIRST_STEP, Failure
 from raylaunch.core.failures.stack_notes import IN_THE_KERNEL, STOPPED
-from raylaunch.core.failures.stacks import Stack, StackGroup, grouped
+from raylaunch.core.failures.stacks import Stack, StackGroup, grouped, missing_call
 from raylaunch.core.machine.events_and_actions import WorkersHung
 from raylaunch.core.monitoring.hang_detector import Stall, SuspectedHang
 from raylaunch.core.newtypes import NodeId, RunTime

@@ -24,10 +24,9 @@ from raylaunch.core.machine.events_and_actions import (
     WorkersStopped,
 )
 from raylaunch.core.newtypes import NodeId
-from raylaunch.core.record.attempt import Attempt, AttemptBuilder
+from raylaunch.core.record.attempt import Attempt, AttemptBuilder, StepHistory
 from raylaunch.core.record.journal import JournalEntry
 from raylaunch.core.record.run_layout import EVENTS
-from raylaunch.core.record.steps import StepHistory
 from raylaunch.errors import JOB_FAILURES, ExitCode, RaylaunchError, resume
 
 FIRST_ATTEMPTS, LAST_ATTEMPTS = 20, 80

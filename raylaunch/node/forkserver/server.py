@@ -3,22 +3,29 @@
 The subreaper starts it by fork and exec, never by a fork of a Ray worker. It runs no threads, touches no CUDA and
 checks both about itself; where it is not safe to fork, each worker gets a fresh interpreter. When its supervisor is
 gone or the node's lease has expired, it kills everything that it started and exits.
+
+A `WorkerTable` has the processes of one attempt, from the fork until none of them is left. Each worker leads a session,
+and what it starts is in its process group. Whatever is left when a worker has ended becomes a child of the fork server,
+because the fork server is a subreaper (prctl(2), PR_SET_CHILD_SUBREAPER). So it is found there and not by the number of
+the group, which may be somebody else's as soon as the worker has been reaped.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import selectors
 import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from signal import Signals
 
 from raylaunch.core.job.job import StartMethod
 from raylaunch.core.machine.events_and_actions import RestartTimings
@@ -27,23 +34,34 @@ from raylaunch.node.forkserver import file_timer, store
 from raylaunch.node.forkserver.file_timer import FileTimer
 from raylaunch.node.forkserver.lifeline import remove_folders
 from raylaunch.node.forkserver.store import StoreTable
-from raylaunch.node.forkserver.worker_table import WorkerTable, exec_boot
-from raylaunch.node.linux import command_line, limits, processes
+from raylaunch.node.linux import command_line, limits, processes, procfs
 from raylaunch.node.linux.processes import CLEANUP_SECONDS, fork, run_at_bottom
 from raylaunch.node.preload.controller import PreloadController
 from raylaunch.node.preload.initial import import_preloads
 from raylaunch.node.preload.zygote import Zygote
+from raylaunch.node.preload.zygote_client import ForkedWorkers
 from raylaunch.node.protocol import forkserver_messages, node_status, wire
+from raylaunch.node.protocol.forkserver_messages import ForkServerEvent, StackDumpStarted, WorkerExited, WorkersGone
 from raylaunch.node.protocol.node_goal import DumpStacks, SignalWorkers, StopWorkers
 from raylaunch.worker.heartbeats.shared_page import SharedPage
 from raylaunch.worker.runtime import boot, entry, process_setup, staleness
+from raylaunch.worker.runtime.process_setup import encodable
 from raylaunch.worker.runtime.server_file import ServerFile
 from raylaunch.worker.runtime.spec import WorkerSpec
+from raylaunch.worker.runtime.stack_signal import ALL_STACKS_SIGNAL, STACK_SIGNAL, can_write
 
 _MOST_SECONDS = 3600.0
 """The longest that one turn waits: epoll(7) refuses more than 24 days."""
 _STATE_MODULES = ("raylaunch.worker.state.elastic_state", "raylaunch.worker.survivors.elastic_function")
 """What a worker would import for `State` and `elastic`, which takes 30 ms, with all that they import."""
+_COMPLETED_BYTES_PER_SECOND = 2**28
+"""How fast a survivor writes its state into new memory, at least. An idle machine is ten times as fast."""
+_POLL_SECONDS = 0.02
+"""Seconds between two checks while killed processes are still there."""
+_PATIENCE = 10.0
+"""Seconds that a signal waits for a handler. Then it is sent in any case, as torchrun would do at once."""
+_HANDLER_POLL_SECONDS = 0.05
+"""Between two checks: the kernel does not tell when a handler is installed."""
 
 
 def main(subreaper: int, control_fd: int, lifeline: int, folders: Sequence[str], started_at: float) -> int:
@@ -343,3 +361,346 @@ class ForkServer:
         self.preloader.zygote.kill()
         self.workers.kill()
         self.workers.wait_until_gone(CLEANUP_SECONDS)
+
+
+@dataclass(frozen=True, slots=True)
+class _WorkerProcess:
+    spec: WorkerSpec
+    report: int
+    stacks: int
+
+
+class WorkerTable:
+    """All processes of the present attempt."""
+
+    def __init__(
+        self,
+        send: Callable[[ForkServerEvent, int | None], None],
+        other_children: Callable[[], Collection[int]],
+    ) -> None:
+        """`send` sends an event to the supervisor, with a file descriptor or None.
+
+        `other_children` returns the process ids of the fork server's children that are no workers.
+        """
+        self._send = send
+        self._other_children = other_children
+        self.attempt = 0
+        self._alive: dict[int, _WorkerProcess] = {}
+        #: Process ids of all workers of the attempt that were forked, by local rank.
+        self._forked: dict[int, int] = {}
+        #: Workers that are still to be forked.
+        self._unforked: tuple[WorkerSpec, ...] = ()
+        #: Whether the workers of the attempt are still to be reported as forked.
+        self._reports_forked = False
+        #: Workers that may stay when the next attempt begins, by process id: whether they have returned.
+        self._survivors: dict[int, bool] = {}
+        self._return_by = 0.0
+        #: The survivor that completes its last light commit, and until when that is waited for; 0: there is none.
+        self._completing = 0
+        self._complete_by = 0.0
+        self._imports = -1
+        self._stopping = False
+        self._killing = False
+        #: Whether no process of the attempt is left that may be killed, but for survivors that have returned, as the
+        #: latest `advance` after `kill` found.
+        self.is_gone = False
+        self._reports_gone = False
+        self._kill_at: float | None = None
+        self._deferred = DeferredSignals()
+
+    def begin(self, attempt: int, workers: tuple[WorkerSpec, ...] = (), imports: int = -1) -> None:
+        """Begin an attempt with these workers. `fork` forks all but the survivors of the attempt before.
+
+        No other process of that attempt may be left. `imports`: the file for import records, or -1.
+        """
+        survivors = {self._alive[pid].spec.local_rank: pid for pid in self._survivors}
+        self.attempt = attempt
+        self._forked = {}
+        self._unforked, self._imports = workers, imports
+        self._reports_forked = bool(workers)
+        for spec in workers:
+            if (pid := survivors.get(spec.local_rank)) is not None:
+                self.add(pid, spec, self._alive[pid].report, self._alive[pid].stacks)
+        self._survivors = {}
+        self._stopping = self._killing = self.is_gone = self._reports_gone = False
+        self._kill_at = None
+        self._deferred = DeferredSignals()
+
+    def fork(
+        self,
+        fork_by_zygote: Callable[[tuple[WorkerSpec, ...], list[tuple[int, ...]]], ForkedWorkers | None],
+        run: Callable[[WorkerSpec, int, int, int], int],
+    ) -> bool:
+        """Fork the workers of the attempt, with `run` for each one unless the zygote forks them. Called in each turn.
+
+        Returns True once, when all workers of the attempt are there, and no survivor writes. Workers that cannot be
+        forked are reported as failed.
+        """
+        if not self._reports_forked:
+            return False
+        try:
+            if self._unforked:
+                self._fork(self._unforked, fork_by_zygote, run)
+        except OSError as error:
+            failed, self._unforked, self._reports_forked = self._unforked, (), False
+            why = f"the process cannot be started: {limits.explained(error, 'the fork server')}"
+            for spec in failed:
+                self._send(self._exited(spec, 0, 1, why), None)
+            return False
+        if self._is_completing:
+            return False
+        self._reports_forked = False
+        return True
+
+    @property
+    def _is_completing(self) -> bool:
+        return self._completing in self._alive and time.monotonic() < self._complete_by
+
+    def _fork(
+        self,
+        workers: tuple[WorkerSpec, ...],
+        fork_by_zygote: Callable[[tuple[WorkerSpec, ...], list[tuple[int, ...]]], ForkedWorkers | None],
+        run: Callable[[WorkerSpec, int, int, int], int],
+    ) -> None:
+        files: list[int] = []  # of each worker in turn, for its report and for its stacks
+        try:
+            files.extend(map(wire.memory_file, ("raylaunch-report", "raylaunch-stacks") * len(workers)))
+            pairs = list(zip(files[::2], files[1::2], strict=True))
+            forked = fork_by_zygote(workers, [(*own, self._imports) for own in pairs])
+            for index, (spec, own) in enumerate(zip(workers, pairs, strict=True)):
+                pid = processes.fork(partial(run, spec, *own, self._imports)) if forked is None else forked.pids[index]
+                self.add(pid, spec, *own)
+                del files[:2]
+        except OSError:
+            for file in files:
+                os.close(file)
+            raise
+        if forked is not None:
+            forked.start()
+
+    def add(self, pid: int, spec: WorkerSpec, report: int, stacks: int) -> None:
+        """Add a worker that was forked. The files for its report and its stacks are closed when it has ended."""
+        self._alive[pid] = _WorkerProcess(spec, report, stacks)
+        self._forked[spec.local_rank] = pid
+        self._unforked = tuple(other for other in self._unforked if other is not spec)
+
+    def pids(self) -> tuple[int, ...]:
+        """Return the process ids of live workers, in the order of their local ranks."""
+        return tuple(pid for pid in self.forked_pids() if pid in self._alive)
+
+    def forked_pids(self) -> tuple[int, ...]:
+        """Return the process ids of all workers that were forked, in the order of their local ranks."""
+        return tuple(pid for _, pid in sorted(self._forked.items()))
+
+    def stop(self, attempt: int, grace: float, number: Signals = signal.SIGTERM) -> None:
+        """Send the signal; `advance` sends SIGKILL after `grace` seconds. Leads to `WorkersGone` in any case."""
+        if attempt != self.attempt:
+            self._send(WorkersGone(attempt=attempt), None)
+            return
+        self._stopping = self._reports_gone = True
+        self._unforked, self._reports_forked, self._survivors = (), False, {}
+        grace = max(0.0, grace)  # also for nan, with which no comparison would ever be true
+        kill_at = time.monotonic() + grace
+        self._kill_at = kill_at if self._kill_at is None else min(self._kill_at, kill_at)
+        if grace > 0 and not self._killing:
+            for pid in self._alive:
+                if not processes.signal_group(pid, number):  # it leads no group yet
+                    os.kill(pid, number)
+                processes.signal_group(pid, signal.SIGCONT)  # one that is stopped does not run its handler
+
+    def signal(self, attempt: int, number: Signals) -> None:
+        """Send a signal to the workers alone, not to what they started. Does nothing once they are to stop."""
+        if attempt == self.attempt and not self._stopping:
+            for pid, worker in self._alive.items():
+                if worker.spec.kind == "command":  # what became another program may never answer it
+                    os.kill(pid, number)
+                else:
+                    self._deferred.signal(pid, number)
+
+    def dump_stacks(self, attempt: int, in_full: Collection[int]) -> None:
+        """Make the workers write their stacks, unless the signal would kill them, or write to a file of the script.
+
+        `in_full`: see `DumpStacks`.
+        """
+        started: list[tuple[StackDumpStarted, int]] = []
+        for pid, worker in self._alive.items() if attempt == self.attempt else ():
+            start = os.fstat(worker.stacks).st_size
+            number = ALL_STACKS_SIGNAL if worker.spec.rank in in_full else STACK_SIGNAL
+            has_handler = worker.spec.kind != "command" and procfs.catches(pid, number)
+            is_closed = has_handler and not can_write(pid, worker.stacks)
+            is_signalled = has_handler and not is_closed
+            if is_signalled:
+                os.kill(pid, number)
+            rank = worker.spec.rank
+            event = StackDumpStarted(
+                attempt=attempt, rank=rank, start=start, is_signalled=is_signalled, is_closed=is_closed
+            )
+            started.append((event, worker.stacks))
+        for event, file in started:
+            self._send(event, file)
+
+    def kill(self, survivors: Collection[int] = (), return_seconds: float = 0.0, to_complete: int = 0) -> None:
+        """Kill all workers, their process groups, and what others left. `advance` finds out when they are gone.
+
+        `survivors`: process ids of workers that are not killed if they return within `return_seconds` (see `returned`).
+        `to_complete`: how many bytes the first of them writes then.
+        """
+        self._stopping = self._killing = True
+        self.is_gone = False
+        self._unforked, self._reports_forked = (), False
+        self._survivors = {pid: False for pid in survivors if pid in self._alive}
+        # It may still write what it was told to before.
+        self._return_by = return_seconds + (self._complete_by if self._is_completing else time.monotonic())
+        if to_complete and survivors:
+            self._completing = next(iter(survivors))
+            self._complete_by = self._return_by + to_complete / _COMPLETED_BYTES_PER_SECOND
+        for pid in self._alive.keys() - self._survivors.keys():
+            processes.kill_with_group(pid)
+        self._kill_orphans()
+
+    def returned(self, pid: int) -> None:
+        """Record that a survivor has left everything of its attempt."""
+        if pid in self._survivors:
+            self._survivors[pid] = True
+
+    def completed(self, pid: int) -> None:
+        """Record that a survivor has written what it was told to."""
+        if pid == self._completing:
+            self._completing = 0
+
+    def survivors(self) -> tuple[int, ...]:
+        """Return the local ranks of the survivors, by which the next attempt begins."""
+        return tuple(self._alive[pid].spec.local_rank for pid in self._survivors)
+
+    def _kill_late_survivors(self) -> None:
+        if self._survivors and time.monotonic() >= self._return_by:
+            for pid in [pid for pid, has_returned in self._survivors.items() if not has_returned]:
+                del self._survivors[pid]
+                processes.kill_with_group(pid)
+
+    def advance(self) -> None:
+        """Do what is due: deliver deferred signals; kill what is out of time, and report `WorkersGone` at the end.
+
+        It is called once in each turn.
+        """
+        if not self._stopping:
+            self._deferred.deliver(self._alive)
+            return
+        out_of_time = self._kill_at is not None and time.monotonic() >= self._kill_at
+        if not self._killing and (out_of_time or not self._alive):
+            self.kill()
+        if self._killing:
+            self._kill_late_survivors()
+            left = self._alive.keys() - {pid for pid, has_returned in self._survivors.items() if has_returned}
+            self.is_gone = not left and not self._kill_orphans()
+        if self.is_gone and self._reports_gone:
+            self._reports_gone = False
+            self._kill_at = None
+            self._send(WorkersGone(attempt=self.attempt), None)
+
+    def _kill_orphans(self) -> bool:
+        """Kill the children that are no workers of the attempt, with their groups. Return whether there were any."""
+        orphans = processes.children() - self._alive.keys() - set(self._other_children())
+        # Most are in the group of a worker that has ended. The group's number is not free, since they are members.
+        for group in {os.getpgid(pid) for pid in orphans} - {os.getpgrp()}:
+            processes.signal_group(group, signal.SIGKILL)
+        return bool({pid for pid in orphans if processes.kill_with_group(pid)})
+
+    def until_deadline(self) -> float | None:
+        """Return the seconds until `advance` has something to do that no signal tells of. None: nothing."""
+        if not self._stopping:
+            left = self._complete_by - time.monotonic() if self._reports_forked and self._is_completing else None
+            return min((one for one in (left, self._deferred.until_poll()) if one is not None), default=None)
+        if self._killing and not self.is_gone:
+            return _POLL_SECONDS
+        if self._kill_at is not None:
+            return max(0.0, self._kill_at - time.monotonic())
+        return None
+
+    def reap(self) -> set[int]:
+        """Reap every child that has ended, and report the workers. Returns the process ids of the others."""
+        others = set()
+        for pid, status in _reaped():
+            worker = self._alive.pop(pid, None)
+            self._survivors.pop(pid, None)
+            if worker is None:
+                others.add(pid)
+                continue
+            try:
+                self._send(self._exited(worker.spec, pid, os.waitstatus_to_exitcode(status)), worker.report)
+            finally:
+                os.close(worker.report)
+                os.close(worker.stacks)
+        return others
+
+    def _exited(self, spec: WorkerSpec, pid: int, code: int, why: str = "") -> WorkerExited:
+        return WorkerExited(
+            attempt=self.attempt,
+            rank=spec.rank,
+            local_rank=spec.local_rank,
+            pid=pid,
+            exit_code=code,
+            stopped=self._stopping,
+            at=NodeTime(time.monotonic()),
+            why=why,
+        )
+
+    def wait_until_gone(self, seconds: float) -> bool:
+        """Wait until no process is left, without reporting. Returns False when the seconds are over."""
+        self._send = lambda *_: None
+        deadline = time.monotonic() + seconds
+        while self._alive or self._kill_orphans():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_POLL_SECONDS / 10)
+            self.reap()
+        return True
+
+
+def _reaped() -> list[tuple[int, int]]:
+    found = []
+    with contextlib.suppress(ChildProcessError):
+        while (end := os.waitpid(-1, os.WNOHANG))[0]:
+            found.append(end)
+    return found
+
+
+def exec_boot(spec: WorkerSpec, files: boot.WorkerFiles) -> int:
+    """In a worker of start method `spawn`: become a fresh interpreter that runs the script."""
+    fds = (wire.memory_file("raylaunch-spec", pickle.dumps(spec)), files.report.fd, files.stacks.fd)
+    for fd in fds:
+        os.set_inheritable(fd, True)
+    command = [sys.orig_argv[0], "-u", boot.__file__, *map(str, fds), encodable(spec.title)]
+    os.execve(sys.executable, command, spec.env)
+
+
+class DeferredSignals:
+    """Signals that wait until a worker has a handler for them.
+
+    A worker that has just been forked has none yet, and would be killed by a signal that its script is going to handle.
+    The same signal waits only once for a worker, as a pending signal does in the kernel.
+    """
+
+    def __init__(self, patience: float = _PATIENCE) -> None:
+        self._patience = patience
+        self._latest: dict[tuple[int, Signals], float] = {}
+
+    def signal(self, pid: int, number: Signals) -> None:
+        """Send the signal at once if the process catches or ignores it, else defer it."""
+        if procfs.catches_or_ignores(pid, number):
+            os.kill(pid, number)
+        else:
+            self._latest.setdefault((pid, number), time.monotonic() + self._patience)
+
+    def deliver(self, alive: Collection[int]) -> None:
+        """Send what can be sent by now or has waited long enough. Signals for processes not in `alive` are dropped."""
+        for (pid, number), latest in list(self._latest.items()):
+            if pid not in alive:
+                del self._latest[pid, number]
+            elif procfs.catches_or_ignores(pid, number) or time.monotonic() >= latest:
+                del self._latest[pid, number]
+                os.kill(pid, number)
+
+    def until_poll(self) -> float | None:
+        """Return the seconds until `deliver` has something to do. None: nothing waits."""
+        return _HANDLER_POLL_SECONDS if self._latest else None

@@ -10,11 +10,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from raylaunch.core.newtypes import SIGTERM, NodeId, SignalName
 from raylaunch.core.placement.environment import Assignment, Rendezvous
-from raylaunch.node.protocol.section import CapabilitySection
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapabilitySection:
+    """A capability's section of a goal or a status, which replaces the one before; see `cluster/capability.py`."""
+
+    capability: str
+    body: bytes = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from raylaunch.core.job.job import StartMethod
 from raylaunch.core.machine.observe import WorkersStatus
 from raylaunch.core.newtypes import HostId, NodeId, assert_never
 from raylaunch.node.protocol.import_manifest import ImportManifest
-from raylaunch.node.protocol.section import CapabilitySection
+from raylaunch.node.protocol.node_goal import CapabilitySection
 
 _MOST_WARNINGS = 50
 """The newest are kept."""

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from raylaunch.core.failures.collectives import GroupCalls
-from raylaunch.core.failures.stacks import Stack
+from raylaunch.core.failures.stacks import GroupCalls, Stack
 from raylaunch.core.newtypes import NodeId
 from raylaunch.node.linux import procfs
 from raylaunch.node.protocol.forkserver_messages import StackDumpStarted

@@ -11,6 +11,7 @@ import importlib
 import importlib.machinery
 import importlib.util
 import io
+import linecache
 import os
 import pickle
 import pkgutil
@@ -18,6 +19,7 @@ import sys
 import types
 from collections.abc import Callable, Sequence
 from string import Template
+from types import CodeType
 from typing import Any, BinaryIO
 
 from raylaunch.worker import cpython_internals
@@ -209,3 +211,16 @@ def dump(value: object, file: BinaryIO) -> None:
     except Exception as error:  # noqa: BLE001
         msg = f"the function's result, a {type(value).__name__}, cannot be pickled: {error}"
         raise TypeError(msg) from None
+
+
+def restored_code(make: Callable[..., CodeType], parts: tuple[Any, ...], filename: str, source: str) -> CodeType:
+    """Return the code that `make(*parts)` makes, as code of this file, and let tracebacks show the source.
+
+    It is of functions that were pickled by value. The process of the caller has the source: in a file that may not
+    exist where workers run, or in a cell of a notebook. cloudpickle sends no source and, from 3.1.3 on, calls every
+    file `<dynamic-code>`.
+    """
+    if source and filename not in linecache.cache:
+        lines = source.splitlines(keepends=True)
+        linecache.cache[filename] = (len(source), None, lines, filename)  # None: is not looked for in a file
+    return make(*parts).replace(co_filename=filename)

@@ -23,9 +23,8 @@ from raylaunch.core.machine.events_and_actions import (
 from raylaunch.core.machine.machine import Machine
 from raylaunch.core.monitoring.heartbeat import Heartbeat, WorkerProgress
 from raylaunch.core.record.journal import replay
-from raylaunch.node.protocol.node_goal import DumpStacks
+from raylaunch.node.protocol.node_goal import CapabilitySection, DumpStacks
 from raylaunch.node.protocol.node_status import StacksDumped
-from raylaunch.node.protocol.section import CapabilitySection
 from tests.fakes import FakeFleet, RunRecorder, driver_port, process_failure
 
 RESET = WorkerError(type="RuntimeError", message="Connection reset by peer", traceback="")

@@ -42,6 +42,7 @@ from raylaunch.core.monitoring.heartbeat import Heartbeat, WorkerProgress
 from raylaunch.core.newtypes import NO_NODE, NodeTime, RunTime
 from raylaunch.core.placement.plan import make_plan
 from raylaunch.node.protocol.node_goal import (
+    CapabilitySection,
     CommitCheckpoint,
     DumpStacks,
     LaunchWorkers,
@@ -51,7 +52,6 @@ from raylaunch.node.protocol.node_goal import (
     StopWorkers,
 )
 from raylaunch.node.protocol.node_status import AgentReady, StacksDumped
-from raylaunch.node.protocol.section import CapabilitySection
 from tests.fakes import READY, FakeFleet, RunRecorder, process_failure
 from tests.profiles import examples
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raylaunch.core.failures.collectives import GroupCalls, MissingCall, missing_call
-from raylaunch.core.failures.stacks import Stack, report
+from raylaunch.core.failures.stacks import GroupCalls, MissingCall, Stack, missing_call, report
 
 
 def calls(called: int, ended: int, *, group: str = "default_pg", waits_in: str | None = None) -> GroupCalls:

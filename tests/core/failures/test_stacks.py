@@ -37,7 +37,7 @@ Thread 0x00007f99813beb80 (most recent call first):
   File "<frozen runpy>", line 88 in _run_code
   File "/code/raylaunch/worker/runtime/entry.py", line 90 in run_script
   File "/code/raylaunch/worker/runtime/boot.py", line 90 in run
-  File "/code/raylaunch/node/forkserver/worker_table.py", line 12 in add
+  File "/code/raylaunch/node/forkserver/server.py", line 12 in add
 """
 MAIN = (
     f"{TORCH}/distributed/distributed_c10d.py:3030 in all_reduce",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from machine_helpers import draining, failed, failure, granted, hung, joined, lost, stopped
 from written_journal import beginning, entry, launch
 
-from raylaunch.core.history.node_lives import LivesBuilder, NodeLife
+from raylaunch.core.history.run_history import LivesBuilder, NodeLife
 from raylaunch.core.machine.events_and_actions import Release
 from raylaunch.core.record.journal import JournalEntry
 

@@ -6,7 +6,7 @@ from pytest import approx  # noqa: PT013
 from written_journal import attempt
 
 from raylaunch.core.history.attempt_times import Interruption
-from raylaunch.core.history.restart_cost import restart_costs
+from raylaunch.core.history.run_history import restart_costs
 
 
 def test_a_failure():

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from raylaunch.core.failures.collectives import GroupCalls
 from raylaunch.core.failures.failure import Failure
 from raylaunch.core.failures.stack_notes import STOPPED
-from raylaunch.core.failures.stacks import Stack, grouped
+from raylaunch.core.failures.stacks import GroupCalls, Stack, grouped
 from raylaunch.core.machine.events_and_actions import WorkersHung
 from raylaunch.core.monitoring.hang_cause import describe_absent, hung
 from raylaunch.core.monitoring.hang_detector import Stall, SuspectedHang

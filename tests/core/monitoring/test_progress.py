@@ -16,7 +16,7 @@ from raylaunch.core.monitoring.hang_detector import HangDetector, HangLimits
 from raylaunch.core.monitoring.heartbeat import Heartbeat, WorkerProgress
 from raylaunch.core.monitoring.progress_report import ProgressReporter, ProgressSample
 from raylaunch.core.monitoring.rank_progress import WARM_UP, WorldProgress
-from raylaunch.core.record.steps import StepHistory
+from raylaunch.core.record.attempt import StepHistory
 from tests.profiles import examples
 
 HEARTBEAT_SECONDS = 1.0

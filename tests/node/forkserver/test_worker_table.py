@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from raylaunch.core.machine.events_and_actions import WorkersExited, WorkersStopped
-from raylaunch.node.forkserver.worker_table import DeferredSignals, WorkerTable
+from raylaunch.node.forkserver.server import DeferredSignals, WorkerTable
 from raylaunch.node.linux import processes
 from raylaunch.node.protocol.node_goal import SignalWorkers, StopWorkers
 from tests.node.harness import SECONDS, MessagePipe, Node, basic_env, running, send_signal, until
@@ -183,7 +183,7 @@ def test_a_child_that_may_not_be_killed_is_left(monkeypatch: pytest.MonkeyPatch)
 def with_survivor(monkeypatch: pytest.MonkeyPatch) -> tuple[WorkerTable, list[float], list[int]]:
     """Return a group with worker 12345, the time that it sees, and whom it has killed."""
     before, now, killed = processes.children(), [100.0], list[int]()
-    monkeypatch.setattr("raylaunch.node.forkserver.worker_table.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("raylaunch.node.forkserver.server.time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(processes, "kill_with_group", lambda pid: killed.append(pid) or True)
     group = WorkerTable(lambda *_: None, other_children=lambda: before)
     group.add(12345, SimpleNamespace(kind="script", rank=0, local_rank=0), report=-1, stacks=-1)
@@ -243,7 +243,7 @@ def test_workers_are_reported_at_once_when_nothing_is_written_any_more(
     if end == "completed":
         group.completed(12345)
     else:
-        monkeypatch.setattr("raylaunch.node.forkserver.worker_table._reaped", lambda: [(12345, 9)])
+        monkeypatch.setattr("raylaunch.node.forkserver.server._reaped", lambda: [(12345, 9)])
         monkeypatch.setattr(os, "close", lambda _: None)
         group.reap()
     assert reports_forked(group)

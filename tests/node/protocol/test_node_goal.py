@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from raylaunch.core.placement.environment import Member, Rendezvous, assign
 from raylaunch.node.protocol.node_goal import (
+    CapabilitySection,
     CommitCheckpoint,
     DumpStacks,
     LaunchWorkers,
@@ -19,7 +20,6 @@ from raylaunch.node.protocol.node_goal import (
     SignalWorkers,
     StopWorkers,
 )
-from raylaunch.node.protocol.section import CapabilitySection
 from tests.profiles import examples
 
 

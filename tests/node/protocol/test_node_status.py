@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from raylaunch.core.machine.observe import WorkersStatus
+from raylaunch.node.protocol.node_goal import CapabilitySection
 from raylaunch.node.protocol.node_status import (
     AgentReady,
     ManifestChanged,
@@ -13,7 +14,6 @@ from raylaunch.node.protocol.node_status import (
     StepProposed,
     StoreOpened,
 )
-from raylaunch.node.protocol.section import CapabilitySection
 
 UP = AgentReady(
     host="h", address="10.0.0.1", nproc=2, ready=Ready(start_method="forkserver", why=(), torch=True, pid=1)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from raylaunch.core.failures.collectives import GroupCalls
+from raylaunch.core.failures.stacks import GroupCalls
 from raylaunch.node.supervisor.stack_dumps import FlightRecorder
 
 
