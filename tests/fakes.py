@@ -15,7 +15,7 @@ from raylaunch.cluster.capability import AgentPort, DriverPort
 from raylaunch.cluster.fleet_api import AgentLost, HostDraining, ReportReceived, SlotGranted
 from raylaunch.core.failures.stacks import Stack
 from raylaunch.core.machine.events_and_actions import RestartTimings
-from raylaunch.core.machine.observe import ProcessFailure, WorkersStatus
+from raylaunch.core.machine.observe import WorkerExit, WorkersStatus
 from raylaunch.core.monitoring.heartbeat import Heartbeat
 from raylaunch.core.newtypes import NodeTime
 from raylaunch.core.placement.environment import Assignment
@@ -38,11 +38,11 @@ READY = node_status.Ready(start_method="forkserver", why=(), torch=True, pid=1)
 TIMINGS = RestartTimings(ordered=NodeTime(0.0), ended=NodeTime(0.0), forked=NodeTime(0.0))
 
 
-def process_failure(attempt: int, rank: int, local_rank: int = 0, **known: Any) -> ProcessFailure:
-    """Return the failure of a killed worker; `known` replaces fields."""
+def worker_exit(attempt: int, rank: int, local_rank: int = 0, **known: Any) -> WorkerExit:
+    """Return the exit of a killed worker; `known` replaces fields."""
     unknown = dict.fromkeys(("host", "error_file", "spoilt", "evidence", "stdout", "stderr", "tail"), "")
     facts = {"pid": 1, "at": 0.0, "exit_code": -9, "stopped": False, "error": None, **unknown, **known}
-    return ProcessFailure(attempt=attempt, rank=rank, local_rank=local_rank, **facts)
+    return WorkerExit(attempt=attempt, rank=rank, local_rank=local_rank, **facts)
 
 
 def agent_port(**known: Any) -> AgentPort:
@@ -149,7 +149,7 @@ class FakeFleet:
 
     def fail(self, rank: int, *, at: float = 0.0, now: float = 0.0) -> None:
         part = next(part for part in self._parts.values() if rank in part.ranks)
-        failure = process_failure(part.attempt, rank, rank - part.base_rank, at=at)
+        failure = worker_exit(part.attempt, rank, rank - part.base_rank, at=at)
         self.report(part.node, self.failed(part.node, failure), now=now)
 
     def workers(self, node: str, attempt: int, **changes: Any) -> WorkersStatus:
@@ -157,7 +157,7 @@ class FakeFleet:
         before = self.statuses.get(node, NodeStatus()).workers
         return replace(before if before.attempt == attempt else WorkersStatus(attempt=attempt), **changes)
 
-    def failed(self, node: str, failure: ProcessFailure) -> WorkersStatus:
+    def failed(self, node: str, failure: WorkerExit) -> WorkersStatus:
         """Return what is true of a node's workers when one more of them has failed."""
         before = self.workers(node, failure.attempt)
         return replace(before, failures=(*before.failures, failure))

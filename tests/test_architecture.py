@@ -35,7 +35,7 @@ LARGE_MODULES = {
     "raylaunch/core/machine/events_and_actions.py": 37,
     "raylaunch/core/record/run_layout.py": 18,
     "raylaunch/node/linux/processes.py": 19,
-    "raylaunch/node/protocol/forkserver_messages.py": 16,
+    "raylaunch/node/protocol/forkserver_messages.py": 15,
     "raylaunch/worker/heartbeats/shared_page.py": 37,
     "raylaunch/worker/selfcheck/findings.py": 14,
     "raylaunch/worker/state/commit_buffer.py": 17,
@@ -70,7 +70,7 @@ HEIRS = {
     "Starting(AwaitingNodes)",
     "Saving(AwaitingNodes)",
     "Stopping(AwaitingNodes)",
-    "ProcessFailure(FailureRecord)",
+    "WorkerExit(FailureRecord)",
 }
 """Classes that inherit from a concrete class, which no further one may."""
 ABSTRACT = ("ABC", "Protocol", "StrEnum", "Enum", "Exception", "TypedDict", "NamedTuple")

@@ -127,7 +127,7 @@ core.machine.events_and_actions:Launch
 # The fork server
 node.forkserver.server:ForkServer.serve | SIGCHLD wakes it
 node.forkserver.server:WorkerTable.reap | `waitpid` says which worker died, and how
-node.protocol.forkserver_messages:WorkerExited | between supervisor and fork server
+core.machine.observe:WorkerExit | how a worker ended; later what is new in the status of a node, as events
 node.protocol.wire:send | as bytes
 # The agent
 cluster.agent.agent:Agent._poll_supervisor | its event loop wakes up

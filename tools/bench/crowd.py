@@ -23,14 +23,14 @@ from raylaunch.cluster.agent.lease import report_interval
 from raylaunch.cluster.succession.agent_session import Adoption, AgentSession
 from raylaunch.core.failures.failure import WorkerError
 from raylaunch.core.job.job import StartMethod
-from raylaunch.core.machine.observe import ProcessFailure, WorkersStatus
+from raylaunch.core.machine.observe import WorkerExit, WorkersStatus
 from raylaunch.core.monitoring.heartbeat import Heartbeat, WorkerProgress
 from raylaunch.core.newtypes import HostId, NodeTime
 from raylaunch.core.placement.environment import Assignment
 from raylaunch.core.placement.plan import Bundle
 from raylaunch.node.protocol.node_goal import LaunchWorkers, OpenStore, Order, StopWorkers
 from raylaunch.node.protocol.node_status import AgentReady, Ready, StatusFeed, StoreOpened
-from tests.fakes import TIMINGS, process_failure
+from tests.fakes import TIMINGS, worker_exit
 
 _READY = Ready(start_method=StartMethod.FORKSERVER, why=(), torch=True, pid=1)
 _ECHO_SECONDS = 0.005
@@ -91,8 +91,8 @@ class Stub:
         self.workers = replace(self.workers, failures=(*self.workers.failures, *failures))
         self.say(self.workers)
 
-    def _failure(self, part: Assignment, local_rank: int, ranks: int) -> ProcessFailure:
-        return process_failure(
+    def _failure(self, part: Assignment, local_rank: int, ranks: int) -> WorkerExit:
+        return worker_exit(
             part.attempt,
             part.base_rank + local_rank,
             local_rank,

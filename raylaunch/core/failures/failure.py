@@ -85,7 +85,7 @@ NO_FIRST_STEP = "no first step"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureRecord:
-    """A failed worker as its node sees it. Subclasses add the time, on the node's clock or the run's."""
+    """How a worker ended, as its node sees it. Subclasses add the time, on the node's clock or the run's."""
 
     attempt: int
     rank: int

@@ -22,8 +22,12 @@ from raylaunch.core.newtypes import NodeId, NodeTime, RunTime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessFailure(FailureRecord):
-    """A worker process that did not end well, as its node tells it. `Failure` is the same in the driver."""
+class WorkerExit(FailureRecord):
+    """How a worker ended: as the fork server tells it, and then with all that the supervisor finds out.
+
+    The status of a node has those that did not end well, and the driver makes a `Failure` of each. `pid` is 0 where
+    there never was a process.
+    """
 
     at: NodeTime
     """When it ended."""
@@ -42,7 +46,7 @@ class WorkersStatus:
     """As in `WorkersStarted`."""
     can_stay: bool = False
     """A worker can stay when the next attempt begins."""
-    failures: tuple[ProcessFailure, ...] = ()
+    failures: tuple[WorkerExit, ...] = ()
     """Workers that ended by themselves, and not well."""
     succeeded: bool = False
     """All workers have ended by themselves with exit code 0."""
@@ -50,7 +54,7 @@ class WorkersStatus:
     """The workers have answered a request to save; `saved` says at which step."""
     saved: int | None = None
     """As in `WorkersCheckpointed`."""
-    stopped: tuple[ProcessFailure, ...] | None = None
+    stopped: tuple[WorkerExit, ...] | None = None
     """No process of the attempt is left: the workers that failed after they were told to end. None: some may be."""
 
     @property
@@ -97,7 +101,7 @@ def observe(
     return found
 
 
-def _failures(node: NodeId, failures: tuple[ProcessFailure, ...], offset: float) -> tuple[Failure, ...]:
+def _failures(node: NodeId, failures: tuple[WorkerExit, ...], offset: float) -> tuple[Failure, ...]:
     return tuple(
         Failure(
             node=node,

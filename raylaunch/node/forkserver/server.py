@@ -27,8 +27,10 @@ from importlib import import_module
 from pathlib import Path
 from signal import Signals
 
+from raylaunch.core.failures.failure import WorkerError
 from raylaunch.core.job.job import StartMethod
 from raylaunch.core.machine.events_and_actions import RestartTimings
+from raylaunch.core.machine.observe import WorkerExit
 from raylaunch.core.newtypes import NodeTime
 from raylaunch.node.forkserver import file_timer, store
 from raylaunch.node.forkserver.file_timer import FileTimer
@@ -41,7 +43,7 @@ from raylaunch.node.preload.initial import import_preloads
 from raylaunch.node.preload.zygote import Zygote
 from raylaunch.node.preload.zygote_client import ForkedWorkers
 from raylaunch.node.protocol import forkserver_messages, node_status, wire
-from raylaunch.node.protocol.forkserver_messages import ForkServerEvent, StackDumpStarted, WorkerExited, WorkersGone
+from raylaunch.node.protocol.forkserver_messages import ForkServerEvent, StackDumpStarted, WorkersGone
 from raylaunch.node.protocol.node_goal import DumpStacks, SignalWorkers, StopWorkers
 from raylaunch.worker.heartbeats.shared_page import SharedPage
 from raylaunch.worker.runtime import boot, entry, process_setup, staleness
@@ -441,11 +443,12 @@ class WorkerTable:
         try:
             if self._unforked:
                 self._fork(self._unforked, fork_by_zygote, run)
-        except OSError as error:
+        except OSError as shortage:
             failed, self._unforked, self._reports_forked = self._unforked, (), False
-            why = f"the process cannot be started: {limits.explained(error, 'the fork server')}"
+            why = f"the process cannot be started: {limits.explained(shortage, 'the fork server')}"
+            error = WorkerError(type="OSError", message=why, traceback="", timestamp=int(time.time()))
             for spec in failed:
-                self._send(self._exited(spec, 0, 1, why), None)
+                self._send(self._exit(spec, 0, 1, error), None)
             return False
         if self._is_completing:
             return False
@@ -627,14 +630,14 @@ class WorkerTable:
                 others.add(pid)
                 continue
             try:
-                self._send(self._exited(worker.spec, pid, os.waitstatus_to_exitcode(status)), worker.report)
+                self._send(self._exit(worker.spec, pid, os.waitstatus_to_exitcode(status)), worker.report)
             finally:
                 os.close(worker.report)
                 os.close(worker.stacks)
         return others
 
-    def _exited(self, spec: WorkerSpec, pid: int, code: int, why: str = "") -> WorkerExited:
-        return WorkerExited(
+    def _exit(self, spec: WorkerSpec, pid: int, code: int, error: WorkerError | None = None) -> WorkerExit:
+        return WorkerExit(
             attempt=self.attempt,
             rank=spec.rank,
             local_rank=spec.local_rank,
@@ -642,7 +645,7 @@ class WorkerTable:
             exit_code=code,
             stopped=self._stopping,
             at=NodeTime(time.monotonic()),
-            why=why,
+            error=error,
         )
 
     def wait_until_gone(self, seconds: float) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from raylaunch.core.job.job import StartMethod
 from raylaunch.core.machine.events_and_actions import RestartTimings
-from raylaunch.core.newtypes import NodeTime
+from raylaunch.core.machine.observe import WorkerExit
 from raylaunch.node.protocol.import_manifest import ImportManifest
 from raylaunch.node.protocol.node_goal import DumpStacks, SignalWorkers, StopWorkers
 from raylaunch.node.protocol.node_status import ManifestChanged, Ready, StoreOpened
@@ -136,23 +136,6 @@ class WorkersForked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerExited:
-    """A worker ended. The file with its report comes with this message. `stopped`: it had been told to stop."""
-
-    attempt: int
-    rank: int
-    local_rank: int
-    pid: int
-    exit_code: int
-    stopped: bool
-    at: NodeTime
-    why: str = ""
-    """Why there never was a process; `""` where there was one. `pid` is 0 then, and no file comes."""
-    killed_with: str = ""
-    """As in `FailureRecord`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkersGone:
     """No process of the attempt is left."""
 
@@ -182,10 +165,11 @@ ForkServerEvent = (
     Ready
     | ServerFailed
     | WorkersForked
-    | WorkerExited
+    | WorkerExit
     | WorkersGone
     | StoreOpened
     | StackDumpStarted
     | ResetDone
     | ManifestChanged
 )
+"""With a `WorkerExit` comes the file with the worker's report, if there was a process."""

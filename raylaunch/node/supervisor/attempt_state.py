@@ -10,13 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
-from raylaunch.core.machine.observe import ProcessFailure
+from raylaunch.core.machine.observe import WorkerExit
 from raylaunch.core.newtypes import NodeTime
 from raylaunch.core.placement import devices
 from raylaunch.core.placement.devices import GpuUse
 from raylaunch.core.placement.environment import Assignment
 from raylaunch.node.linux import nvml
-from raylaunch.node.protocol.forkserver_messages import WorkerExited
 from raylaunch.worker.heartbeats.shared_page import MAX_NUMBER
 from raylaunch.worker.runtime.spec import WorkerSpec
 
@@ -61,7 +60,7 @@ class AttemptState:
     """Process ids by local rank, once the workers are forked."""
     ends: dict[int, int] = field(default_factory=dict)
     """Exit codes by rank, of all and only the workers whose processes are gone."""
-    late_failures: list[ProcessFailure] = field(default_factory=list)
+    late_failures: list[WorkerExit] = field(default_factory=list)
     """Failures of workers that were told to stop, to be told when all are gone."""
     results: dict[int, ResultFile] = field(default_factory=dict)
     """What functions have returned or raised, by rank."""
@@ -90,13 +89,13 @@ class AttemptState:
             result.close()
         self.results.clear()
 
-    def exits_with_server(self, server: str, *, stopped: bool) -> list[WorkerExited]:
-        """Return an event for each worker that died with its fork server, which can report none of them.
+    def exits_with_server(self, server: str, *, stopped: bool) -> list[WorkerExit]:
+        """Return the exit of each worker that died with its fork server, which can report none of them.
 
         `server` names the process whose death it was, as in `FailureRecord.killed_with`.
         """
         return [
-            WorkerExited(
+            WorkerExit(
                 attempt=self.attempt,
                 rank=rank,
                 local_rank=local_rank,
@@ -117,7 +116,7 @@ class AttemptState:
         self.finished = True
         return not any(self.ends.values())
 
-    def take_late_failures(self) -> tuple[ProcessFailure, ...]:
+    def take_late_failures(self) -> tuple[WorkerExit, ...]:
         """Return the failures of workers that were told to stop, once."""
         late, self.late_failures = tuple(self.late_failures), []
         return late

@@ -11,7 +11,6 @@ import pickle
 import re
 import signal
 import socket
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path, PurePath
@@ -19,14 +18,12 @@ from pathlib import Path, PurePath
 from raylaunch.core.failures import error_file
 from raylaunch.core.failures.failure import WorkerError
 from raylaunch.core.failures.stacks import shortened
-from raylaunch.core.machine.observe import ProcessFailure
+from raylaunch.core.machine.observe import WorkerExit
 from raylaunch.core.record.run_layout import ERROR, STDERR, STDOUT
 from raylaunch.core.text import capped
 from raylaunch.node.linux import cgroups
-from raylaunch.node.protocol.forkserver_messages import WorkerExited
 from raylaunch.node.supervisor.attempt_state import ResultFile
 from raylaunch.worker.runtime.process_setup import without_waiting
-from raylaunch.worker.runtime.spec import Report
 
 _READ_BYTES = 64 * 1024
 _MOST_TAIL = 8192
@@ -58,43 +55,36 @@ _MAX_RECORDS = 5000
 """How many records of the log are read at once. Before a kill, the kernel lists every process that it could kill."""
 
 
-def report(fd: int | None) -> tuple[Report, ResultFile | None]:
-    """Return the report that a worker left in this file, and what its function returned or raised.
+def report(fd: int | None) -> tuple[WorkerError | None, ResultFile | None]:
+    """Return the error that a worker reported in this file, and what its function returned or raised; None: nothing.
 
-    The report is empty if the worker left none or an incomplete one. The file is closed unless it has a result.
+    What is incomplete, or of another form, is nothing too. The file is closed unless it has a result.
     """
     if fd is None:
-        return Report(), None
+        return None, None
     file = open(fd, "rb")  # noqa: SIM115
-    try:
+    error = None
+    with contextlib.suppress(Exception):
         file.seek(0)
-        found = pickle.load(file)  # noqa: S301
-    except Exception:  # noqa: BLE001
-        found = None
-    if isinstance(found, Report) and file.peek(1):
-        return found, ResultFile(file)
+        error = pickle.load(file)  # noqa: S301
+        if isinstance(error, WorkerError | None) and file.peek(1):
+            return error, ResultFile(file)
     file.close()
-    return found if isinstance(found, Report) else Report(), None
+    return error if isinstance(error, WorkerError) else None, None
 
 
 def failure(
-    exited: WorkerExited,
-    report: Report,
-    folder: PurePath,
-    oom_kills: OomKills,
-    *,
-    of_gpus: Callable[[int], str],
-    kept: bool,
-) -> ProcessFailure:
-    """Return all that can be found out about the end of a worker. Leaves an error file where the worker left none.
+    exited: WorkerExit, folder: PurePath, oom_kills: OomKills, *, of_gpus: Callable[[int], str], kept: bool
+) -> WorkerExit:
+    """Return the exit with all that can be found out about it. Leaves an error file where the worker left none.
 
     `folder` is the worker's own. `of_gpus` returns what is wrong with a rank's GPUs. `kept` False: the folder is
     removed with the run, so the failure names no path in it.
     """
     path = Path(folder / ERROR)
     error, spoilt = _recorded(path)
-    if report.error_type:
-        error = _reported(report, error)
+    if exited.error is not None:
+        error = _with_record(exited.error, error)
         if not os.path.lexists(path):
             _write(path, error)
     last_lines = tail(Path(folder / STDERR))
@@ -103,19 +93,12 @@ def failure(
         evidence = _evidence(exited.exit_code, exited.pid, last_lines, oom_kills)
         if _OF_GPU.search(error.text if error is not None else last_lines) or exited.exit_code in _CRASHES:
             evidence = "; ".join(filter(None, (evidence, of_gpus(exited.rank))))
-    return ProcessFailure(
-        attempt=exited.attempt,
-        rank=exited.rank,
-        local_rank=exited.local_rank,
-        pid=exited.pid,
-        at=exited.at,
-        exit_code=exited.exit_code,
-        stopped=exited.stopped,
+    return replace(
+        exited,
         host=socket.gethostname(),
         error=error,
         error_file=str(path) if kept and path.exists() else "",
         spoilt=spoilt,
-        killed_with=exited.killed_with,
         evidence=evidence,
         stdout=str(folder / STDOUT) if kept else "",
         stderr=str(folder / STDERR) if kept else "",
@@ -140,15 +123,8 @@ def _recorded(path: Path) -> tuple[WorkerError | None, str]:
         return None, capped(str(error), _MOST_REASON)
 
 
-def _reported(report: Report, recorded: WorkerError | None) -> WorkerError:
-    """Return the reported error. If the error file has the same one, its time and its text are kept."""
-    error = WorkerError(
-        type=report.error_type,
-        message=report.message,
-        traceback=report.traceback,
-        hopeless=report.hopeless,
-        timestamp=int(time.time()),
-    )
+def _with_record(error: WorkerError, recorded: WorkerError | None) -> WorkerError:
+    """Return a reported error. If the error file has the same one, its time and its text are kept."""
     if recorded is None or (recorded.type, recorded.message) != (error.type, error.message):
         return error
     return replace(error, timestamp=recorded.timestamp, written=recorded.written)

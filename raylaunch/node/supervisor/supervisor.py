@@ -16,7 +16,7 @@ from typing import Any
 
 from raylaunch.core.job.job import StartMethod
 from raylaunch.core.machine.measured import CommitRate, NodeMemory
-from raylaunch.core.machine.observe import WorkersStatus
+from raylaunch.core.machine.observe import WorkerExit, WorkersStatus
 from raylaunch.core.monitoring.checkpoint_step import may_ask
 from raylaunch.core.monitoring.heartbeat import Heartbeat, WorkerProgress
 from raylaunch.core.newtypes import NodeId, assert_never
@@ -45,7 +45,7 @@ from raylaunch.node.supervisor.stack_dumps import STACKS_POLL_SECONDS, FlightRec
 from raylaunch.node.supervisor.survivor_table import SurvivorTable
 from raylaunch.worker.heartbeats import shared_page as fields
 from raylaunch.worker.heartbeats.shared_page import SharedPage
-from raylaunch.worker.runtime.spec import Report, WorkerSpec
+from raylaunch.worker.runtime.spec import WorkerSpec
 
 _MOST_FALSE_STARTS = 3
 _CHECKPOINT_POLL_SECONDS = 0.01
@@ -270,7 +270,7 @@ class Supervisor:
     def _event_of(self, message: forkserver_messages.ForkServerEvent, fd: int | None) -> SupervisorEvent | None:
         """Return what the agent is told of a message; None: nothing, or it is in `workers`."""
         match message:
-            case forkserver_messages.WorkerExited():
+            case WorkerExit():
                 self._exited(message, fd)
             case forkserver_messages.WorkersForked():
                 self._forked(message)
@@ -318,11 +318,10 @@ class Supervisor:
             self._gone(attempt)
         return replace(ready, why=self._why + ready.why)
 
-    def _exited(self, exited: forkserver_messages.WorkerExited, fd: int | None) -> None:
+    def _exited(self, exited: WorkerExit, fd: int | None) -> None:
         """Tell of a failure. Those of workers that were told to stop are told when all are gone."""
-        report, result = process_failure.report(fd)
-        if exited.why:
-            report = Report(error_type="OSError", message=exited.why)
+        reported, result = process_failure.report(fd)
+        exited = replace(exited, error=exited.error or reported)
         state = self.attempt_state
         is_present = state is not None and exited.attempt == state.attempt
         if state is not None and is_present:
@@ -335,9 +334,7 @@ class Supervisor:
             return
         folder = self.spec.rank_dir(exited.attempt, exited.rank)
         of_gpus = state.gpus.evidence if state is not None and is_present else lambda _: ""
-        failure = process_failure.failure(
-            exited, report, folder, self._oom_kills, of_gpus=of_gpus, kept=self.spec.agent.kept
-        )
+        failure = process_failure.failure(exited, folder, self._oom_kills, of_gpus=of_gpus, kept=self.spec.agent.kept)
         if is_present:  # else the page is of another attempt
             failure = replace(failure, saved=saved_step(self.page, exited.local_rank))
         if not exited.stopped:

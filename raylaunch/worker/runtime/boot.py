@@ -18,13 +18,14 @@ import faulthandler
 import os
 import pickle
 import signal
+import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from types import FrameType
 from typing import Any, NamedTuple
 
-from raylaunch.core.failures.failure import MOST_MESSAGE, MOST_TYPE, capped_traceback
+from raylaunch.core.failures.failure import MOST_MESSAGE, MOST_TYPE, WorkerError, capped_traceback
 from raylaunch.core.text import capped, printable
 from raylaunch.worker import cpython_internals, torch_internals
 from raylaunch.worker.heartbeats import heartbeat_writer
@@ -48,7 +49,7 @@ from raylaunch.worker.runtime.process_setup import (
     note_output,
 )
 from raylaunch.worker.runtime.server_file import ServerFile
-from raylaunch.worker.runtime.spec import Report, WorkerSpec
+from raylaunch.worker.runtime.spec import WorkerSpec
 
 _OWN_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 """The folder of `raylaunch.worker`."""
@@ -130,7 +131,7 @@ def run(spec: WorkerSpec, files: WorkerFiles) -> int:
 
     SystemExit and KeyboardInterrupt are left to the interpreter, which makes an exit code or a signal of them.
 
-    An error goes into the file for the report as a pickled `Report`.
+    The file for the report gets the error, pickled, or None.
     """
     report_file = files.report
     faulthandler.enable()
@@ -152,7 +153,7 @@ def run(spec: WorkerSpec, files: WorkerFiles) -> int:
         value = entry.run(spec)
         _before_exit()
         if spec.kind == "pickle":
-            _write_report(report_file, Report(), value)
+            _write_report(report_file, None, value)
     except SystemExit as stop:
         _before_exit_by(stop, report_file)
         raise
@@ -223,8 +224,8 @@ def _exec_command(spec: WorkerSpec, report_file: ServerFile) -> int:
         os.execvpe(spec.target, [spec.target, *(encodable(str(one)) for one in spec.args)], spec.env)
     except (OSError, ValueError) as error:  # ValueError: an argument that no command line can hold
         why = error.strerror if isinstance(error, OSError) else str(error)
-        report = Report(error_type=type(error).__name__, message=f"cannot run `{spec.target}`: {why}", hopeless=True)
-        _print(f"{report.error_type}: {report.message}")
+        report = _error(type(error).__name__, f"cannot run `{spec.target}`: {why}", hopeless=True)
+        _print(report.text)
         _write_report(report_file, report)
         return 127
 
@@ -272,10 +273,10 @@ def _is_own(frame: FrameType) -> bool:
 
 def _report_error(report_file: ServerFile, error: BaseException, *, with_object: bool) -> None:
     """Report an error of the user's code. `with_object`: also the exception itself, if it can be pickled."""
-    report = Report(
-        error_type=str.__str__(type(error).__name__)[:MOST_TYPE],
-        message=capped(_text_of(error), MOST_MESSAGE),
-        traceback=capped_traceback("".join(_formatted(error))),
+    report = _error(
+        str.__str__(type(error).__name__)[:MOST_TYPE],
+        capped(_text_of(error), MOST_MESSAGE),
+        capped_traceback("".join(_formatted(error))),
     )
     if with_object:
         with contextlib.suppress(TypeError):
@@ -308,10 +309,14 @@ def _refuse(report_file: ServerFile, error: BaseException) -> int:
 
 def _write_setup_error(report_file: ServerFile, error: BaseException, *, hopeless: bool = True) -> None:
     """Report why the user's code was not begun. `hopeless`: a restart would meet the same, such as a missing folder."""
-    _write_report(report_file, Report(error_type=type(error).__name__, message=_text_of(error), hopeless=hopeless))
+    _write_report(report_file, _error(type(error).__name__, _text_of(error), hopeless=hopeless))
 
 
-def _write_report(report_file: ServerFile, report: Report, *value: object) -> None:
+def _error(kind: str, message: str, trace: str = "", *, hopeless: bool = False) -> WorkerError:
+    return WorkerError(type=kind, message=message, traceback=trace, hopeless=hopeless, timestamp=int(time.time()))
+
+
+def _write_report(report_file: ServerFile, report: WorkerError | None, *value: object) -> None:
     """Write the report, and what the function returned or raised if it is given, in place of what was written before.
 
     Raises TypeError if that cannot be pickled. It is pickled into the file directly: it may be as large as the memory.

@@ -1,4 +1,4 @@
-"""What one worker process runs, and what it reports when it ends."""
+"""What one worker process runs."""
 
 from __future__ import annotations
 
@@ -43,18 +43,3 @@ class WorkerSpec:
     """Seconds that process groups wait by default; 0: as torch has it."""
     title: str = ""
     """What people see of the process in `ps`: no argument of the script is in it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """How a worker ended, in its own account.
-
-    The worker writes it, pickled, into a memory file (`memfd_create(2)`), so that a full disk does not lose it. For
-    `pickle`, what the function returned or raised follows in the same file, pickled.
-    """
-
-    error_type: str = ""
-    message: str = ""
-    traceback: str = ""
-    hopeless: bool = False
-    """Whether a restart would meet the same error."""

@@ -25,7 +25,7 @@ from raylaunch.core.monitoring.heartbeat import Heartbeat, WorkerProgress
 from raylaunch.core.record.journal import replay
 from raylaunch.node.protocol.node_goal import CapabilitySection, DumpStacks
 from raylaunch.node.protocol.node_status import StacksDumped
-from tests.fakes import FakeFleet, RunRecorder, driver_port, process_failure
+from tests.fakes import FakeFleet, RunRecorder, driver_port, worker_exit
 
 RESET = WorkerError(type="RuntimeError", message="Connection reset by peer", traceback="")
 REDUCE = 'Current thread 0x7f (most recent call first):\n  File "/x/torch/distributed/c10d.py", line 1 in all_reduce\n'
@@ -36,7 +36,7 @@ def lose_peer(fleet: FakeFleet, *nodes: str, attempt: int = 1) -> None:
     """Have a worker of each of these nodes fail as those do that lost a peer."""
     for node in nodes:
         rank = fleet.names.index(node) * fleet.nproc
-        failure = process_failure(attempt, rank, exit_code=1, error=RESET)
+        failure = worker_exit(attempt, rank, exit_code=1, error=RESET)
         fleet.report(node, fleet.failed(node, failure))
 
 
@@ -251,7 +251,7 @@ def test_a_failure_while_a_check_is_under_way(node):
     """It needs no further one, and no stacks, since workers that are gone have none."""
     run = Checked("a", "b", answer=False)
     run.events(FORM_SECONDS)
-    failure = process_failure(1, 0, exit_code=1, error=RESET)
+    failure = worker_exit(1, 0, exit_code=1, error=RESET)
     events = [WorkersExited(at=11.0, attempt=1, node=node, failures=(core_failure(node, failure),))]
     assert not run.check.holds(events[0], 11.0)
     for each in ("node-0", "node-1"):

@@ -17,7 +17,7 @@ from raylaunch.core.job.job import Entrypoint, Job
 from raylaunch.core.machine.events_and_actions import NodeDraining, NodeGranted, NodeJoined, NodeLost, WorkersExited
 from raylaunch.core.machine.observe import WorkersStatus
 from raylaunch.errors import ClusterError
-from tests.fakes import FakeFleet, RunRecorder, process_failure
+from tests.fakes import FakeFleet, RunRecorder, worker_exit
 
 
 class FakeLinks:
@@ -66,7 +66,7 @@ def replaced_by(fleet: FakeFleet, node: str):
 
 
 def failed(attempt: int) -> WorkersStatus:
-    return WorkersStatus(attempt=attempt, failures=(process_failure(attempt, 0, exit_code=1),))
+    return WorkersStatus(attempt=attempt, failures=(worker_exit(attempt, 0, exit_code=1),))
 
 
 # The registry alone.

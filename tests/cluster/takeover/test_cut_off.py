@@ -19,7 +19,7 @@ from raylaunch.core.job.job import Entrypoint, Job
 from raylaunch.core.monitoring.heartbeat import Heartbeat
 from raylaunch.node.protocol.node_goal import LaunchWorkers
 from tests.cluster.takeover.test_driver_takes_over import CourseFleet, driver, feed, sends, written
-from tests.fakes import process_failure
+from tests.fakes import worker_exit
 
 
 class LeftError(BaseException):
@@ -238,7 +238,7 @@ def test_an_agent_that_knows_of_an_attempt_that_the_ledger_has_not():
 
 def fail(found, agent) -> None:
     """Let a worker of an agent's node fail, of which the driver hears."""
-    failure = process_failure(1, 0, exit_code=1)
+    failure = worker_exit(1, 0, exit_code=1)
     before = agent.report.status
     status = before.after(replace(before.workers, failures=(failure,)))
     report = AgentReport(sent_at=0.0, status=status)

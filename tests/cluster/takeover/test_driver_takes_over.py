@@ -52,7 +52,7 @@ from raylaunch.node.protocol.node_goal import (
     StopWorkers,
 )
 from raylaunch.node.protocol.node_status import AgentReady, StacksDumped
-from tests.fakes import READY, FakeFleet, RunRecorder, process_failure
+from tests.fakes import READY, FakeFleet, RunRecorder, worker_exit
 from tests.profiles import examples
 
 CAPABILITIES = (Capability(name="peers", driver=PeerCheck), Capability(name="hangs", driver=HangWatch))
@@ -205,7 +205,7 @@ class CourseFleet(MuteFleet):
         part = next(part for part in self._parts.values() if rank in part.ranks)
         self.unreachable[part.node] = tuple(node for node in self._parts if node != part.node)
         error = WorkerError(type="RuntimeError", message="Connection reset by peer", traceback="")
-        failure = process_failure(part.attempt, rank, rank - part.base_rank, exit_code=1, error=error)
+        failure = worker_exit(part.attempt, rank, rank - part.base_rank, exit_code=1, error=error)
         self.report(part.node, self.failed(part.node, failure))
 
     def send(self, node, order) -> None:

@@ -15,7 +15,7 @@ from raylaunch.core.machine.events_and_actions import (
     WorkersStopped,
 )
 from raylaunch.core.machine.machine import Machine
-from raylaunch.core.machine.observe import ProcessFailure, WorkersStatus, observe
+from raylaunch.core.machine.observe import WorkerExit, WorkersStatus, observe
 from tests.core.machine_helpers import job, joined
 from tests.profiles import examples
 
@@ -32,7 +32,7 @@ def seen(*statuses, now=10.0, sent_at=3.0):
 
 
 def failure(rank, at=1.0, attempt=1):
-    return ProcessFailure(attempt=attempt, rank=rank, local_rank=rank, pid=7, exit_code=-9, at=at)
+    return WorkerExit(attempt=attempt, rank=rank, local_rank=rank, pid=7, exit_code=-9, at=at)
 
 
 def test_times_of_a_node_become_times_of_the_run():

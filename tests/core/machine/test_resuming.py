@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raylaunch.core.machine.observe import ProcessFailure, WorkersStatus
+from raylaunch.core.machine.observe import WorkerExit, WorkersStatus
 from raylaunch.core.machine.resuming import heard
 from raylaunch.core.machine.state import Phase
 from tests.core.machine_helpers import (
@@ -26,8 +26,8 @@ from tests.core.machine_helpers import (
 )
 
 
-def process_failure(rank=1):
-    return ProcessFailure(attempt=1, rank=rank, local_rank=rank, pid=4242, exit_code=-9, at=1.0)
+def worker_exit(rank=1):
+    return WorkerExit(attempt=1, rank=rank, local_rank=rank, pid=4242, exit_code=-9, at=1.0)
 
 
 RUNS = WorkersStatus(attempt=1, pids=(1, 2))
@@ -68,8 +68,8 @@ def test_failures_that_were_dealt_with():
     machine = starting_machine("a", "b")
     handle_all(machine, started("a", 2.0), started("b", 2.0), failed("a", 3.0))
     assert machine.attempt == 1
-    both = WorkersStatus(attempt=1, pids=(1, 2), failures=(process_failure(), process_failure(0)))
-    assert heard(machine.run, "a", both).failures == (process_failure(),)
+    both = WorkersStatus(attempt=1, pids=(1, 2), failures=(worker_exit(), worker_exit(0)))
+    assert heard(machine.run, "a", both).failures == (worker_exit(),)
     assert heard(machine.run, "b", both).failures == ()
 
 

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import socket
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +14,13 @@ import pytest
 from raylaunch.core.failures import error_file
 from raylaunch.core.failures.failure import Failure, WorkerError
 from raylaunch.core.machine.events_and_actions import WorkersExited
-from raylaunch.core.machine.observe import WorkersStatus, observe
+from raylaunch.core.machine.observe import WorkerExit, WorkersStatus, observe
 from raylaunch.core.newtypes import NodeTime, RunTime
-from raylaunch.node.protocol.forkserver_messages import WorkerExited
 from raylaunch.node.supervisor import process_failure
 from raylaunch.node.supervisor.process_failure import OomKills
-from raylaunch.worker.runtime.spec import Report
 from tests.node.harness import Node
 
-NAN = Report(error_type="ValueError", message="loss is NaN", traceback="Traceback: ours")
+NAN = WorkerError(type="ValueError", message="loss is NaN", traceback="Traceback: ours", timestamp=99)
 RECORDED = {"message": {"message": "ValueError: loss is NaN", "extraInfo": {"py_callstack": "T", "timestamp": "10"}}}
 OOM = "out of memory: reported by the kernel"
 
@@ -47,7 +44,7 @@ def folder(tmp_path: Path) -> Path:
 
 def failure_of(folder: Path, exit_code: int = 1, **facts: Any) -> Failure:
     """Return the failure as the driver gets it. The node's clock is an hour ahead of the run's."""
-    exited = WorkerExited(
+    exited = WorkerExit(
         attempt=2,
         rank=5,
         local_rank=1,
@@ -55,8 +52,9 @@ def failure_of(folder: Path, exit_code: int = 1, **facts: Any) -> Failure:
         at=NodeTime(3601.5),
         exit_code=exit_code,
         stopped=facts.pop("stopped", False),
+        error=facts.pop("report", None),
     )
-    known: dict[str, Any] = {"report": Report(), "oom_kills": FakeOomKills(), "of_gpus": lambda _: "", "kept": True}
+    known: dict[str, Any] = {"oom_kills": FakeOomKills(), "of_gpus": lambda _: "", "kept": True}
     failure = process_failure.failure(exited, folder=folder, **(known | facts))
     status = WorkersStatus(attempt=2, failures=(failure,))
     (event,) = observe("node-2", WorkersStatus(), status, now=RunTime(10.0), sent_at=NodeTime(3610.0))
@@ -95,7 +93,6 @@ def test_a_failure_names_worker_place_and_time(folder: Path) -> None:
 
 def test_an_error_file_is_written_from_a_report(folder: Path) -> None:
     """In the format of `@record`, so that tools for those files can read it."""
-    before = int(time.time())
     found = failure_of(folder, report=NAN)
     assert found.error is not None
     assert (found.error.type, found.error.message, found.error.traceback) == (
@@ -104,7 +101,7 @@ def test_an_error_file_is_written_from_a_report(folder: Path) -> None:
         "Traceback: ours",
     )
     assert (found.error.from_file, found.spoilt) == (False, "")
-    assert before <= found.error.timestamp <= time.time()
+    assert found.error.timestamp == NAN.timestamp
     path = folder / "error.json"
     assert found.error_file == str(path)
     left = error_file.parse(path.read_text())
@@ -327,11 +324,16 @@ GPU_FAULT = "GPU 1 does not answer"
 @pytest.mark.parametrize(
     ("exit_code", "report", "tail", "known"),
     [
-        (1, Report(error_type="RuntimeError", message="CUDA error: unspecified launch failure"), "", GPU_FAULT),
-        (1, Report(error_type="ValueError", message="loss is NaN"), "", ""),
-        (1, Report(), "NCCL WARN Cuda failure", GPU_FAULT),
-        (-signal.SIGABRT, Report(), "", GPU_FAULT),
-        (-signal.SIGKILL, Report(), "", OOM),
+        (
+            1,
+            WorkerError(type="RuntimeError", message="CUDA error: unspecified launch failure", traceback=""),
+            "",
+            GPU_FAULT,
+        ),
+        (1, WorkerError(type="ValueError", message="loss is NaN", traceback=""), "", ""),
+        (1, None, "NCCL WARN Cuda failure", GPU_FAULT),
+        (-signal.SIGABRT, None, "", GPU_FAULT),
+        (-signal.SIGKILL, None, "", OOM),
     ],
 )
 def test_what_the_driver_says_of_gpus_is_evidence_where_they_may_be_the_cause(folder, exit_code, report, tail, known):
