@@ -72,7 +72,7 @@ cli.main:main | parses the command line, loads the job, starts the run
 cli.args.parser:parse | splits the command line into flags, job file and `key=value`
 cli.args.flags:Flag | the table of flags
 cli.config.load:load | merges environment, job file and command line into one `Job`
-cli.config.flag_settings:line_settings | flags as settings
+cli.config.load:_line_settings
 cli.config.job_file:read_job_file | reads and parses the job file; checks that the script exists
 cli.config.schema:to_job | the types of all settings
 core.job.validation:problems | checks values that have the right type
@@ -82,20 +82,19 @@ cluster.run:run_job | decides between a cluster and this machine, connects, plan
 # The command, where it needs Ray
 cluster.session.ray_session:find | connects to Ray; lists its nodes with their resources
 cluster.session.discovery:choose | finds the cluster that this machine belongs to
-cluster.ray_api.gcs_probe:probe_as_auto | asks its head whether it is up
+cluster.session.ray_session:_probe_as_auto
 # The run begins
-cluster.run:run_job
-cluster.planning:plan_in | what the plan is made of, and what agents are told at their start
+cluster.run:_prepare
+cluster.run:plan_in
 cluster.session.ray_session:RaySession.nodes
 core.placement.plan:make_plan | decides how many workers run on which node
 core.job.node_rules:nproc | what differs on single nodes
-cluster.planning:agent_spec
+cluster.run:_agent_spec
 node.protocol.node_spec:AgentSpec | what an agent is told: the job, and what the driver knows besides; later each worker's specification
 cluster.driver.driver:Driver.run | the event loop
 # The fleet's thread
 cluster.fleet.ray_fleet:RayFleet._reserve | makes requests of Ray
-cluster.fleet.fleet_base:FleetBase._decide | asks the allocator, and performs its requests
-cluster.fleet.allocator:Allocator.take_requests | which slots to reserve, and where to start agents
+cluster.fleet.allocator:FleetBase._decide | decides which slots to reserve, and where to start agents
 # The allocator
 cluster.fleet.allocator:Allocator.start
 cluster.fleet.allocator:ReserveGang

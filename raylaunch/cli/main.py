@@ -63,13 +63,13 @@ def _run_command(line: CommandLine) -> int:
         return _completion(shell)
     if line.mode is Mode.NOTHING:
         return _nothing_to_run(line)
-    from raylaunch.cli.config import flag_settings, job_file, load  # noqa: PLC0415
+    from raylaunch.cli.config import job_file, load  # noqa: PLC0415
     from raylaunch.core.job.redaction import shown  # noqa: PLC0415
     from raylaunch.core.job.validation import warnings  # noqa: PLC0415
 
     job = load.load(line, os.environ, run_once.say)
     _hide_secrets_of_the_command_line(job)
-    notes = (flag_settings.ineffective_flags(line), flag_settings.settings_for_script(line))
+    notes = (load.ineffective_flags(line), load.settings_for_script(line))
     for text in (*notes, *warnings(job)):
         if text:
             run_once.say(text)

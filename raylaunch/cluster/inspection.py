@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from raylaunch.cluster.local import local_machine
-from raylaunch.cluster.planning import plan_in
-from raylaunch.cluster.run import find_cluster, plan_job
+from raylaunch.cluster.run import find_cluster, plan_in, plan_job
 from raylaunch.core.job.job import Job
 from raylaunch.core.placement.plan import Plan
 from raylaunch.errors import ClusterError

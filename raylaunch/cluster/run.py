@@ -26,7 +26,6 @@ from raylaunch.capabilities.state.agent import StateCopies
 from raylaunch.capabilities.state.driver import HeldState
 from raylaunch.capabilities.terminal.agent import WorkerTerminal
 from raylaunch.capabilities.terminal.driver import Keyboard, TerminalKeys
-from raylaunch.cluster import planning
 from raylaunch.cluster.agent.link import LinkServer
 from raylaunch.cluster.capability import AgentPart, AgentPort, Capability
 from raylaunch.cluster.control import cluster_registry, run_control
@@ -57,8 +56,17 @@ if TYPE_CHECKING:
     from raylaunch.cluster.takeover.ledger import Ledger, RunFacts
     from raylaunch.cluster.takeover.succession import Succession
 
+
+from raylaunch.core.placement.plan import NodeFacts, make_plan
+from raylaunch.node.linux.working_folder import current
+from raylaunch.node.protocol.node_spec import AgentSpec
+from raylaunch.worker.state.checkpoints.durable_folder import DurableFolder
+
 WANTED = "ray>=2.44"
 """The versions of Ray that can be used, as in the project's metadata: these are missing if raylaunch was copied."""
+
+NO_CLUSTER = "ray.address: none (no cluster is running; this machine does it alone, without Ray)"
+_CLUSTER_HINT = "run it on a node of the cluster, or set RAY_ADDRESS to the cluster's `host:port`"
 
 CAPABILITIES = (
     Capability(name="peers", driver=PeerCheck, agent=PeerProbe),
@@ -103,9 +111,9 @@ def plan_job(job: Job) -> Plan:
         found = find_cluster(job.ray)
         if found in (local_machine.LOCAL, local_machine.NONE):
             alone = found == local_machine.NONE and job.ray.address == "auto"
-            return planning.plan_of(job, (local_machine.facts(job),), local=True, alone=alone)
+            return plan_of(job, (local_machine.facts(job),), local=True, alone=alone)
         with _connected(job) as session:
-            return planning.plan_in(session, job)
+            return plan_in(session, job)
 
 
 def run_job(
@@ -137,7 +145,7 @@ def run_job(
     if succession is None or succession.predecessor is None:
         job = scheduler.with_end(job, os.environ, observer.on_message)
     secrets = Redactor.of(job, os.environ)
-    planning.working_folder()
+    _working_folder()
     capabilities = (*capabilities, *_terminal(keyboard))
     with redacted_errors(secrets), signals.handled(job) as handler, _connected(job, given) as session:
         seen = GuardedObserver(observer)
@@ -184,7 +192,7 @@ def _why_no_room(session: Session, job: Job, nodes: int) -> str:
     Raises an exception of Ray's if the head does not answer.
     """
     try:
-        plan = planning.plan_in(session, replace(job, nnodes=nodes))
+        plan = plan_in(session, replace(job, nnodes=nodes))
     except ClusterError as error:
         return error.message
     if plan.possible or session.may_grow():
@@ -261,17 +269,17 @@ def _prepare(
     capabilities: Sequence[Capability],
 ) -> _PreparedRun:
     """Plan the run, make its folder and tell the observer. Raises ClusterError if this machine cannot hold the job."""
-    plan = planning.plan_in(session, job)
-    planning.refuse_hopeless(plan, session)
-    planning.refuse_durable(job, session)
+    plan = plan_in(session, job)
+    _refuse_hopeless(plan, session)
+    refuse_durable(job, session)
     began, began_at = datetime.now(timezone.utc), time.monotonic()
     run_id = job.run_id or began.astimezone().strftime("%Y-%m-%dT%H-%M-%S")
     folder = RunFolder.create(job, run_id, observer.on_message, succession.epoch if succession is not None else 0)
     folder.open(settled(job, plan), job_text, plan, began.isoformat(), began_at)
     observer.on_plan(job, plan, folder.where)
-    if planning.NO_CLUSTER in plan.assumed and not plan.fallback:
+    if NO_CLUSTER in plan.assumed and not plan.fallback:
         observer.on_message("no Ray cluster is running: this machine does it alone, without Ray")
-    losses = future_losses(folder.where, planning.working_folder(), job.entrypoint.args, unpacked=session.brings_files)
+    losses = future_losses(folder.where, _working_folder(), job.entrypoint.args, unpacked=session.brings_files)
     for warning in (*session.notes, *plan.warnings, *losses):
         observer.on_message(warning)
     links = session.links()
@@ -283,8 +291,7 @@ def _prepare(
     if keyboard is not None and keyboard.spec.rank >= plan.workers:
         msg = f"there is no rank {keyboard.spec.rank}: the job has {count(plan.workers, 'worker')}"
         raise ConfigError(msg)
-    spec = planning.agent_spec(job, plan, session, folder.where, submitter_env, links, payload=payload)
-    spec = replace(spec, parts=_agent_parts(capabilities))
+    spec = _agent_spec(job, plan, session, folder.where, submitter_env, links, payload, capabilities)
     if succession is not None:
         facts = succession.facts(job, settled(job, plan), plan, run_id, began.isoformat(), spec)
         return _detached(succession, facts, folder, observer, began_at, links, capabilities)
@@ -434,7 +441,106 @@ def _report(
 
 
 def _shortage(job: Job, session: Session, result: RunResult) -> str:
-    text = planning.plan_in(session, job).shortage
+    text = plan_in(session, job).shortage
     if any(attempt.lost for attempt in result.attempts):
         text += "\nRay may take a minute to notice that a node is gone: it may be counted here"
     return text
+
+
+# What is planned, and what agents are told.
+
+
+def plan_in(session: Session, job: Job) -> Plan:
+    """Return the plan of a job for the nodes that a session has now. Raises ClusterError."""
+    alone = session.in_process and job.ray.address == "auto"
+    plan = plan_of(job, session.nodes(job), local=session.local, alone=alone)
+    return replace(plan, cluster="" if session.local else session.address)
+
+
+def plan_of(job: Job, nodes: tuple[NodeFacts, ...], *, local: bool, alone: bool) -> Plan:
+    """Return the plan. `alone`: this machine stands in for a cluster that was not found.
+
+    Raises ClusterError if the job cannot be planned, or needs a cluster.
+    """
+    try:
+        plan = make_plan(job, nodes, local=local)
+    except ValueError as error:
+        raise ClusterError(str(error)) from None
+    if not alone:
+        return plan
+    plan = replace(plan, assumed=(NO_CLUSTER, *plan.assumed))
+    if plan.max_nodes == 1:
+        return plan
+    if why := _needs_cluster(job, plan):
+        msg = f"no Ray cluster was found, and the job is for a cluster: {plan.max_nodes} nodes {why}"
+        raise ClusterError(msg, hint=f"{_CLUSTER_HINT}\n{discovery.NO_CLUSTER_HINT}")
+    return replace(plan, fallback=f"no Ray cluster was found: all {plan.max_nodes} nodes run on this machine")
+
+
+def _needs_cluster(job: Job, plan: Plan) -> str:
+    """Return why several nodes must not share this machine unless the person says so; `""`: they may."""
+    if job.placement == "spread":
+        return "with `placement: spread`"
+    return "with GPUs" if any(bundle.gpus for bundle in plan.bundles) else ""
+
+
+def _refuse_hopeless(plan: Plan, session: Session) -> None:
+    """Raise ClusterError for a plan that nothing could make possible."""
+    if session.local and not plan.feasible:
+        msg = "this machine cannot hold the job"
+        raise ClusterError(msg, hint=plan.shortage)
+    if plan.lacks_gpus and not session.may_grow():
+        msg = "the job needs GPUs, no node of the cluster has any, and there is no autoscaler that could add one"
+        raise ClusterError(msg, hint=f"{plan.shortage}\nwith `gpus_per_worker: 0` it runs on CPUs")
+
+
+def _working_folder() -> str:
+    """Return the folder in which workers run. Raises ConfigError if it was removed."""
+    try:
+        return current()
+    except OSError as error:
+        msg = f"the working folder cannot be used: {error.strerror}"
+        raise ConfigError(msg, hint="it may have been removed or moved: `cd` to a folder that exists") from None
+
+
+def refuse_durable(job: Job, session: Session) -> None:
+    """Raise ConfigError for a folder `durable` that cannot be used, as far as this machine can tell."""
+    folder = DurableFolder.of(job.durable, {})
+    if folder is None or session.brings_files:
+        return
+    try:
+        if session.local:
+            folder.check_writable()
+        else:
+            folder.check()
+    except OSError as error:
+        msg = f"checkpoints cannot be written to {folder.path}: {error.strerror}"
+        raise ConfigError(msg, hint="`durable` names a folder that all nodes see, or may make") from None
+
+
+def _agent_spec(
+    job: Job,
+    plan: Plan,
+    session: Session,
+    run_dir: str,
+    submitter_env: dict[str, str],
+    links: LinkServer | None,
+    payload: bytes,
+    capabilities: Sequence[Capability],
+) -> AgentSpec:
+    """Return what all agents are told; the fleet adds the rest for each."""
+    return AgentSpec(
+        job=replace(settled(job, plan), name=Redactor.of(job, os.environ).hide(job.title)),
+        run_dir=run_dir,
+        payload=payload,
+        copy_secret=os.urandom(32).hex(),
+        state_secret="" if session.in_process else os.urandom(16).hex(),  # else agents end with this process
+        address=local_machine.LOOPBACK if session.local else None,
+        submitter_env=submitter_env,
+        niceness=os.getpriority(os.PRIO_PROCESS, 0),
+        cwd=None if session.brings_files else _working_folder(),
+        ray_address=session.address,
+        link_address=links.address if links else None,
+        parts=_agent_parts(capabilities),
+        epoch=time.time_ns(),  # no run whose agents this one may use has a higher one
+    )

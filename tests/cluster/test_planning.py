@@ -7,20 +7,20 @@ import tempfile
 
 import pytest
 
-from raylaunch.cluster import planning
+from raylaunch.cluster import run
 from raylaunch.cluster.session.local_session import LocalSession
 from raylaunch.core.job.job import Job
 from raylaunch.errors import ConfigError
 
 
 def refuse(path: object) -> None:
-    planning.refuse_durable(Job(durable=str(path)), LocalSession())
+    run.refuse_durable(Job(durable=str(path)), LocalSession())
 
 
 def test_a_durable_folder_that_can_be_used(tmp_path):
     refuse(tmp_path)
     refuse(tmp_path / "new" / "checkpoints")
-    planning.refuse_durable(Job(), LocalSession())
+    run.refuse_durable(Job(), LocalSession())
     assert os.listdir(tmp_path) == []
 
 

@@ -21,11 +21,10 @@ import pytest
 from raylaunch.cli.output.console import Console
 from raylaunch.cluster.agent.agent import AgentReport
 from raylaunch.cluster.fleet import local_fleet
-from raylaunch.cluster.fleet.local_fleet import LocalFleet
+from raylaunch.cluster.fleet.local_fleet import LocalFleet, LocalSlots
 from raylaunch.cluster.fleet_api import AgentLost, FleetFailed, ReportReceived, SlotGranted
 from raylaunch.cluster.local import gpus, local_machine
 from raylaunch.cluster.local.gpus import Gpus
-from raylaunch.cluster.local.slots import LocalSlots
 from raylaunch.cluster.run import plan_job
 from raylaunch.cluster.session import discovery
 from raylaunch.core.job.job import Entrypoint, Job, RayOptions

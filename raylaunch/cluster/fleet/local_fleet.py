@@ -8,17 +8,19 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import math
 import os
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from raylaunch.cluster.agent.agent import Agent, Home
 from raylaunch.cluster.fleet.allocator import (
     AnnounceNode,
+    FleetBase,
     ReleaseSlot,
     Request,
     ReserveGang,
@@ -26,25 +28,26 @@ from raylaunch.cluster.fleet.allocator import (
     StartAgent,
     StopAgent,
 )
-from raylaunch.cluster.fleet.fleet_base import Answer, FleetBase
 from raylaunch.cluster.fleet_api import AgentLost, FleetFailed, ReportReceived, SlotGranted, Tell
-from raylaunch.cluster.local import local_machine
+from raylaunch.cluster.local import gpus, local_machine
 from raylaunch.cluster.local.gpus import Gpus
-from raylaunch.cluster.local.slots import LocalSlots
 from raylaunch.core.environ import snapshot
 from raylaunch.core.newtypes import NodeId
-from raylaunch.core.placement.plan import Plan
+from raylaunch.core.placement.plan import Bundle, Plan
 from raylaunch.core.text import count
 from raylaunch.errors import ClusterError
 from raylaunch.node.logs.log_files import LogAnswer, LogQuery, LogRead
 from raylaunch.node.protocol.node_goal import Order, StopWorkers
 from raylaunch.node.protocol.node_spec import AgentSpec
 
+_Answer = TypeVar("_Answer")
+
 _CLOSE_SECONDS = 20.0
 """A little more than an agent takes to kill processes that ignore signals."""
 STALL_SECONDS = 5.0
 """How long the thread may do nothing, as in a file system that does not answer, when the run is to end."""
 _STALLED = "its thread does nothing: a file system may not answer"
+_ROUNDING = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,8 +231,8 @@ class LocalFleet(FleetBase):
         """Ask the agent, in the thread."""
         return self._ask(node, lambda agent: agent.logs(asked))
 
-    def _ask(self, node: NodeId, ask: Callable[[Agent], Awaitable[Answer]]) -> concurrent.futures.Future[Answer]:
-        async def asked() -> Answer:
+    def _ask(self, node: NodeId, ask: Callable[[Agent], Awaitable[_Answer]]) -> concurrent.futures.Future[_Answer]:
+        async def asked() -> _Answer:
             if (local := self._agents.get(node)) is None:
                 raise LookupError("it has no agent any more")
             return await ask(local.agent)
@@ -275,3 +278,46 @@ class LocalFleet(FleetBase):
 async def _ended(local: _LocalAgent) -> None:
     local.reports.cancel()
     await local.agent.close()
+
+
+class LocalSlots:
+    """Grants slots as long as there are GPUs for them. CPUs are not counted, since workers may share them."""
+
+    def __init__(self, found: Gpus) -> None:
+        self._gpus = found
+        self._pending: dict[int, Bundle] = {}
+        #: By granted slot: the ids of its GPUs, and which part of each it may use.
+        self._granted: dict[int, tuple[tuple[str, ...], float]] = {}
+
+    def request(self, slot: int, bundle: Bundle) -> None:
+        """Request a slot; `grant` grants it."""
+        self._pending[slot] = bundle
+
+    def grant(self) -> list[int]:
+        """Grant what can be granted now; return those slots."""
+        slots = []
+        for slot, bundle in list(self._pending.items()):
+            part, wanted = min(bundle.gpus, 1.0), math.ceil(bundle.gpus)
+            free = [gpu for gpu in self._gpus.ids if self._taken(gpu) + part <= 1 + _ROUNDING]
+            if wanted <= len(free):
+                free.sort(key=self._taken, reverse=True)  # parts go where others are, so that whole GPUs stay free
+                del self._pending[slot]
+                self._granted[slot] = tuple(free[:wanted]), part
+                slots.append(slot)
+        return slots
+
+    def _taken(self, gpu: str) -> float:
+        return sum(part for gpus_of_slot, part in self._granted.values() if gpu in gpus_of_slot)
+
+    def is_granted(self, slot: int) -> bool:
+        """Return whether the slot is granted."""
+        return slot in self._granted
+
+    def release(self, slot: int) -> None:
+        """Release a slot, granted or pending. Its GPUs are free again."""
+        self._pending.pop(slot, None)
+        self._granted.pop(slot, None)
+
+    def environ(self, slot: int) -> Mapping[str, str]:
+        """Return the environment variables by which the slot's agent finds its GPUs."""
+        return gpus.share(self._gpus, self._granted[slot][0])

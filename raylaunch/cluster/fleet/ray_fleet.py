@@ -23,6 +23,7 @@ from raylaunch.cluster.fleet.agent_reuse import AgentReuse
 from raylaunch.cluster.fleet.allocator import (
     Allocator,
     AnnounceNode,
+    FleetBase,
     ReleaseSlot,
     Request,
     ReserveGang,
@@ -30,7 +31,6 @@ from raylaunch.cluster.fleet.allocator import (
     StartAgent,
     StopAgent,
 )
-from raylaunch.cluster.fleet.fleet_base import FleetBase
 from raylaunch.cluster.fleet_api import (
     AgentAdopted,
     AgentLost,

@@ -6,7 +6,11 @@ one takes the group to fit wherever resources are free.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import functools
+import secrets
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -14,11 +18,12 @@ from typing import Any, Protocol
 import ray
 from ray import PlacementGroupID
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from raylaunch.cluster import ray_internals
-from raylaunch.cluster.ray_api import placement_group_creator
+from raylaunch.cluster.agent.lease import FIRST_CALL_SECONDS, end_this_process
 from raylaunch.cluster.succession import named_resources
+from raylaunch.cluster.succession.registry_key import NAMESPACE
 from raylaunch.core.newtypes import NO_HOST, HostId
 from raylaunch.core.placement.plan import Bundle, NodeFacts
 
@@ -166,10 +171,10 @@ class PlacementGroups:
         self._groups.update({slot: (group, index) for index, slot in enumerate(slots)})
 
     def _create(self, bundles: list[dict[str, float]], **options: Any) -> PlacementGroup:
-        if self._token or not placement_group_creator.is_needed():
+        if self._token or not _needs_creator():
             return placement_group(bundles, **options)
         if self._creator is None:
-            self._creator = placement_group_creator.start()
+            self._creator = _start_creator()
         found: PlacementGroup = ray.get(self._creator.create.remote(bundles, options))
         return found
 
@@ -232,3 +237,53 @@ class PlacementGroups:
         if self._creator is not None:
             with contextlib.suppress(Exception):
                 ray.kill(self._creator)
+
+
+class PlacementGroupCreator:
+    """An actor that requests the placement groups of another one, or of a task, and ends with its process.
+
+    Ray removes a placement group when its creator's job has ended and, if an actor has created it, that actor. So what
+    an actor that is killed has reserved would stay as long as the job. For a detached actor, such as this one, Ray does
+    not wait for the job. It also ends if it is not told with whom to end.
+    """
+
+    def __init__(self) -> None:
+        self._unbegun = threading.Timer(FIRST_CALL_SECONDS, end_this_process)
+        self._unbegun.daemon = True
+        self._unbegun.start()
+
+    async def never(self) -> None:
+        """Do not return: the caller owns an object that is never there."""
+        await asyncio.Event().wait()
+
+    @ray.method(num_returns=0)  # type: ignore[untyped-decorator]
+    async def end_with(self, owned: list[Any]) -> None:
+        """End this process when the owner of an object has ended that is never there: then Ray raises an error."""
+        self._unbegun.cancel()
+        try:
+            await owned[0]
+        finally:
+            end_this_process()
+
+    async def create(self, bundles: list[dict[str, float]], options: dict[str, Any]) -> PlacementGroup:
+        """Request a placement group."""
+        return placement_group(bundles, **options)
+
+
+def _needs_creator() -> bool:
+    """Return whether this process is an actor or a task."""
+    return bool(ray.get_runtime_context().worker.mode == ray.WORKER_MODE)
+
+
+def _start_creator() -> Any:
+    """Start the actor for this process, on its host."""
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+    named = {"name": f"raylaunch-groups-{secrets.token_hex(8)}", "namespace": NAMESPACE, "lifetime": "detached"}
+    creator = _class().options(num_cpus=0, num_gpus=0, scheduling_strategy=here, **named).remote()
+    creator.end_with.remote([creator.never.remote()])
+    return creator
+
+
+@functools.cache
+def _class() -> Any:
+    return ray.remote(max_restarts=0, max_task_retries=0, enable_task_events=False)(PlacementGroupCreator)

@@ -14,7 +14,7 @@ from torch.distributed.run import get_args_parser
 from raylaunch.cli import main
 from raylaunch.cli.args import parser, usage
 from raylaunch.cli.args.flags import BY_NAME, FLAGS, TABLE, Group, matching_flags
-from raylaunch.cli.config import flag_settings, load
+from raylaunch.cli.config import load
 from raylaunch.core.job.job import DEFAULT_SIGNALS, Entrypoint, Job, RayOptions
 from raylaunch.errors import ConfigError, ExitCode
 
@@ -359,8 +359,8 @@ def test_flags_without_effect_are_one_line(golden):
         "--rdzv-backend c10d --rdzv_endpoint h:1 --node-rank 0 --local-addr h --monitor-interval 1 "
         "--rdzv-conf read_timeout=1,join_timeout=5,odd=1 --use-env --node-rank 1 x.py"
     )
-    golden("flags_without_effect", flag_settings.ineffective_flags(line(arguments)))
-    assert flag_settings.ineffective_flags(line("--nnodes 2 x.py", PET_RDZV_ENDPOINT="h:1", PET_NODE_RANK="1")) == ""
+    golden("flags_without_effect", load.ineffective_flags(line(arguments)))
+    assert load.ineffective_flags(line("--nnodes 2 x.py", PET_RDZV_ENDPOINT="h:1", PET_NODE_RANK="1")) == ""
 
 
 def test_they_are_named_before_the_run(capsys):
@@ -394,7 +394,7 @@ def test_they_are_named_before_the_run(capsys):
 )
 def test_settings_after_the_script_are_arguments_of_it(arguments, note):
     """As with torchrun. A person who meant a setting of the job is told."""
-    assert flag_settings.settings_for_script(line(arguments)) == note
+    assert load.settings_for_script(line(arguments)) == note
 
 
 # What is wrong.

@@ -9,7 +9,7 @@ import pytest
 import ray
 
 from raylaunch.cluster import ray_internals
-from raylaunch.cluster.ray_api import gcs_probe
+from raylaunch.cluster.session import ray_session
 from raylaunch.errors import ClusterError, ExitCode
 
 PYTHON = ".".join(map(str, sys.version_info[:3]))
@@ -25,7 +25,7 @@ def head(monkeypatch):
 
         def probe(text: str) -> dict[str, object]:
             metadata[:] = [text.encode()]
-            return gcs_probe.probe(f"127.0.0.1:{listening.getsockname()[1]}")
+            return ray_session.probe(f"127.0.0.1:{listening.getsockname()[1]}")
 
         yield probe
 
@@ -64,5 +64,5 @@ def test_ray_may_be_told_to_ignore_the_third_number(head, monkeypatch):
 def test_an_address_without_a_port():
     """It is said which port was taken."""
     with pytest.raises(ClusterError, match=r"no Ray cluster at 127\.0\.0\.9: ") as found:
-        gcs_probe.probe("127.0.0.9")
+        ray_session.probe("127.0.0.9")
     assert found.value.hint.startswith("without a port, 6379 is taken: is it `127.0.0.9:PORT`")
