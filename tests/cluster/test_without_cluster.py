@@ -84,6 +84,46 @@ def test_trains_without_ray_and_leaves_nothing(alone):
     assert "node-2 (127.0.0.1) is ready" in err
 
 
+STORE_DIES = """
+import os, signal, sys
+import torch, torch.distributed as dist
+from pathlib import Path
+from raylaunch.worker import State
+
+dist.init_process_group("gloo")
+rank, attempt = dist.get_rank(), os.environ["RAYLAUNCH_ATTEMPT"]
+state = State(every=1)
+done = state.restore()
+assert state.get("total", 0) == sum(range(done))
+print(f"rank {rank} begins attempt {attempt} at {done}")
+for step in range(done, 9):
+    state["total"] = state.get("total", 0) + step
+    dist.barrier()
+    if (attempt, rank, step) == ("1", 0, 5):
+        siblings = Path(f"/proc/{os.getppid()}/task/{os.getppid()}/children").read_text().split()
+        stores = [pid for pid in siblings if Path(f"/proc/{pid}/comm").read_text() == "rl:store\\n"]
+        for pid in stores:
+            os.kill(int(pid), signal.SIGKILL)
+        print(f"{len(stores)} stores are killed")
+    dist.barrier()
+    state.commit(step)
+dist.destroy_process_group()
+"""
+
+
+def test_with_state_the_death_of_the_store_costs_one_restart_and_no_committed_step(alone):
+    """Of both stores of the node of rank 0: its attempt's, and the one that listens for the next attempt."""
+    env, folder = alone
+    out, err = finished(start(env, folder, STORE_DIES, preload=["torch"], max_restarts=1))
+    assert "[0] 2 stores are killed" in out
+    assert [line for line in out if "begins" in line] == [
+        f"[{rank}] rank {rank} begins attempt {attempt} at {done}"
+        for rank in range(4)
+        for attempt, done in ((1, 0), (2, 5))
+    ]
+    assert "the store of attempt 1 died" in err
+
+
 def test_a_worker_and_a_fork_server_that_are_killed(alone):
     """One restart each, as on a cluster. The agent goes on with another fork server."""
     env, folder = alone

@@ -34,7 +34,7 @@ from tests.hosts.host import Host, why_not
 from tests.hosts.hosts import Hosts
 from tools.chaos import disk, verdict
 from tools.chaos.check_steps import committed, problems
-from tools.chaos.faults import FAULTS, OF_DETACHED, Fault
+from tools.chaos.faults import FAULTS, OF_DETACHED, Fault, with_state
 from tools.chaos.job import Job, reference, wait_for
 
 _PATIENCE = 180.0
@@ -153,7 +153,7 @@ class Chaos:
         detected = recovered = None
         if fault.harmless:
             time.sleep(2.0)
-            if self.job.attempt != attempt and not self.job.asked(attempt):
+            if self.job.attempt != attempt and not self.job.asked(attempt) and not fault.spends:
                 self.complaints.append(f"{fault.name} was not harmless")
         else:
             found = wait_for(lambda: self.job.trains(attempt, latest), _PATIENCE)
@@ -212,7 +212,7 @@ class Chaos:
         self.complaints += problems(self.job.notes(), found[-1].last)
         self.complaints += verdict.lost_steps(self.job.lines(), found)
         self.complaints += verdict.lost_commits(self.job.lines(), found, committed(self.job.training), self._blows)
-        spends = {fault.name: fault.spends for _, fault in (*FAULTS, *OF_DETACHED)}
+        spends = {fault.name: fault.spends for _, fault in self._faults}
         self.complaints += verdict.replayed(self.job.log, sum(spends[each.fault] for each in self.struck))
         final = self.job.training / "final.bin"
         if final.read_bytes() != reference(scratch / "reference", found[-1].last).read_bytes():
@@ -293,7 +293,7 @@ def main() -> int:
             if reason := fault.why_not():
                 print(f"without `{fault.name}`: {reason}")
             else:
-                faults.append((weight, fault))
+                faults.append((weight, with_state(fault) if args.state or args.elastic else fault))
     with (
         tempfile.TemporaryDirectory(prefix="rlc-") as name,
         disk.mounted(Path(name)) as where,  # before there are hosts, which have mounts of their own

@@ -8,7 +8,7 @@ import resource
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tests import head_storage
 from tests.hosts.host import Host, send
@@ -19,6 +19,7 @@ from tools.chaos.network_faults import cut_one_way, flood
 
 Kinds = tuple[str, ...]
 _NO_EVENT = ()
+_KILL_STORE = "kill -9 of a store"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class Fault:
     planned: bool = False
     """The workers have time to save: no step may be lost."""
     harmless: bool = False
-    """No attempt may end by it."""
+    """It need not end an attempt, and may not if it spends no restart."""
     takes_memory: bool = False
     """Commits that were not copied from the host yet may be lost."""
     on_driver: bool = False
@@ -140,6 +141,11 @@ def _lost_helper(name: str, pids: Callable[[Job, Host], list[int]]) -> Fault:
     return Fault(name, _signal(pids, told=_NO_EVENT), harmless=True, anywhere=True)
 
 
+def with_state(fault: Fault) -> Fault:
+    """Return the fault as it is for a job with `State`, whose ranks use the attempt's store at each commit."""
+    return replace(fault, spends=1) if fault.name == _KILL_STORE else fault
+
+
 def _replace(job: Job, host: Host) -> None:
     job.hosts.remove(host)
     job.hosts.add(wait=False)
@@ -187,7 +193,7 @@ FAULTS: tuple[tuple[int, Fault], ...] = (
             anywhere=True,
         ),
     ),
-    (3, _lost_helper("kill -9 of a store", Job.stores)),
+    (3, _lost_helper(_KILL_STORE, Job.stores)),
     (1, _lost_helper("kill -9 of a zygote", Job.zygotes)),
     (
         1,
