@@ -44,7 +44,7 @@ def stubs(tmp_path_factory) -> Iterator[Stubs]:
 @pytest.fixture(scope="module")
 def cluster(stubs) -> Iterator[Cluster]:
     """A cluster that finds its GPUs by itself."""
-    with private_cluster(cpus=4, gpus=None) as found:
+    with private_cluster(cpus=4, gpus=None, lean=True) as found:
         yield found
 
 
@@ -179,7 +179,7 @@ def job(folder: Path, **settings: object) -> str:
         "durable": str(folder / "checkpoints"),
         "durable_every": 0,
         "env": {"PYTHONPATH": str(folder / "site")},
-        "preload": ["torch", "asks"],
+        "preload": ["torch", "torch._dynamo", "torch.nn.parallel", "asks"],
         "report": False,
         **settings,
     }

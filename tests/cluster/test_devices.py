@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,14 @@ NODES = ("head", "plain", "told", "untold", "some")
 def claimed() -> Iterator[Cluster]:
     """A head without GPUs; and four nodes that claim GPUs, with other variables in the raylet's environment."""
     told = {"ROCR_VISIBLE_DEVICES": "0", "ONEAPI_DEVICE_SELECTOR": "", "ASCEND_RT_VISIBLE_DEVICES": "5"}
-    with private_cluster(cpus=4, gpus=0, labels="kind=head") as cluster:
+    with private_cluster(cpus=4, gpus=0, labels="kind=head", lean=True) as cluster:
         cluster.add_node(cpus=4, gpus=4, labels="kind=plain", env={"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1"})
-        cluster.add_node(cpus=4, gpus=4, labels="kind=told", env=told)
+        # Ray reads what a raylet is restricted to when it is imported, so workers of these are forked from nothing.
+        plain = replace(cluster, lean=False, warm=None)
+        plain.add_node(cpus=4, gpus=4, labels="kind=told", env=told)
         cluster.add_node(cpus=4, gpus=4, labels="kind=untold", env={"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"})
         some = {"CUDA_VISIBLE_DEVICES": "2,3", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1"}
-        cluster.add_node(cpus=4, gpus=2, labels="kind=some", env=some)
+        plain.add_node(cpus=4, gpus=2, labels="kind=some", env=some)
         yield cluster
         wait_until(lambda: left_in_ray(cluster) == [], 100, "actors and placement groups to be gone")
 
