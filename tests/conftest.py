@@ -68,6 +68,7 @@ def plain_signals() -> Iterator[None]:
 def warm_torch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPython]:
     """A process that has imported torchrun, and what training scripts use of torch: 4 s of CPU for each of them."""
     modules = ("torch.distributed.run", "torch.nn.parallel", "torch.utils.data", "torch._dynamo")
+    modules += ("torch.distributed.fsdp", "torch.distributed.checkpoint")
     env = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     found = WarmPython(*modules, env=env, at=tmp_path_factory.mktemp("warm") / "torch.sock")
     yield found

@@ -8,10 +8,10 @@ import pytest
 
 from tests import fake_nccl
 from tests.cluster.conftest import wait_until
-from tests.cluster.test_without_cluster import MARK, alone, start
+from tests.cluster.test_without_cluster import MARK, alone, alone_with_torch, start
 from tests.private_cluster import marked
 
-__all__ = ["alone"]
+__all__ = ["alone", "alone_with_torch"]
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -102,10 +102,11 @@ class Trained:
         return [(self.folder / f"pid-{attempt}-{rank}").read_text() for rank in range(4)]
 
 
-@pytest.mark.parametrize("backend", [*fake_nccl.BEGINS])
-def test_no_step_is_lost_when_ranks_die(alone, backend):
-    """One rank dies, and then two of both nodes, with others that stay. Then all die, and the same is restored."""
-    run = Trained(alone, {1: (10, [1], False), 2: (11, [0, 3], False), 3: (12, [0, 1, 2, 3], False)}, backend)
+def test_no_step_is_lost_when_ranks_die(alone_with_torch):
+    """On a device. One rank dies, and then two of both nodes, with others that stay. Then all die, and the same is restored."""
+    run = Trained(
+        alone_with_torch, {1: (10, [1], False), 2: (11, [0, 3], False), 3: (12, [0, 1, 2, 3], False)}, "fakenccl"
+    )
     assert [run.restored(attempt) for attempt in (1, 2)] == [0, 11], run.err
     first, second = run.pids(1), run.pids(2)
     assert [one == two for one, two in zip(first, second, strict=True)] == [True, False, True, True]
@@ -113,14 +114,14 @@ def test_no_step_is_lost_when_ranks_die(alone, backend):
     assert run.restored(4) in (11, 12, 13)
 
 
-def test_a_rank_that_dies_between_its_optimizer_and_its_commit(alone):
+def test_a_rank_that_dies_between_its_optimizer_and_its_commit(alone_with_torch):
     """What it had to commit is lost, and the others have begun the same step: all go on from the last whole commit."""
-    run = Trained(alone, {1: (10, [2], True)})
+    run = Trained(alone_with_torch, {1: (10, [2], True)})
     assert run.restored(2) <= 10, run.err
     assert [one == two for one, two in zip(run.pids(1), run.pids(2), strict=True)] == [True, True, False, True]
 
 
-def test_all_ranks_of_a_node_die(alone):
+def test_all_ranks_of_a_node_die(alone_with_torch):
     """The survivors are on the other node, from which it gets what it lacks."""
-    run = Trained(alone, {1: (10, [0, 1], False)})
+    run = Trained(alone_with_torch, {1: (10, [0, 1], False)})
     assert run.restored(2) == 11, run.err

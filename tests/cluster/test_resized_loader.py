@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.conftest import wait_until
-from tests.cluster.test_without_cluster import NO_RAYLETS, alone, start
+from tests.cluster.test_without_cluster import NO_RAYLETS, alone, alone_with_torch, start
 
-__all__ = ["alone"]
+__all__ = ["alone", "alone_with_torch"]
 
 pytestmark = pytest.mark.timeout(300)
 SAMPLES = 53
@@ -44,11 +44,12 @@ Path("epochs").write_text(str(loader.epoch))
 """
 
 
-def test_each_sample_comes_once_though_the_run_is_resized(alone: tuple[dict[str, str], Path]) -> None:
+def test_each_sample_comes_once_though_the_run_is_resized(alone_with_torch: tuple[dict[str, str], Path]) -> None:
     """Four ranks, then two, then four again."""
-    env, folder = alone
+    env, folder = alone_with_torch
     env |= {"XDG_STATE_HOME": str(folder / "state")}
-    job = {"nproc_per_node": 2, "nnodes": "1:2", "last_call": 200, "preload": [], "name": "train", "run_id": "one"}
+    job = {"nproc_per_node": 2, "nnodes": "1:2", "last_call": 200, "preload": ["torch.utils.data"]}
+    job |= {"name": "train", "run_id": "one"}
     process = start(env, folder, SCRIPT, **job)
 
     def trains(attempt: int) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.conftest import wait_until
-from tests.cluster.test_without_cluster import MARK, alone, start
+from tests.cluster.test_without_cluster import MARK, alone, alone_with_torch, start
 from tests.private_cluster import marked
 
-__all__ = ["alone"]
+__all__ = ["alone", "alone_with_torch"]
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -97,12 +97,12 @@ def restored(folder: Path, attempt: int) -> set[int]:
     return {int((folder / f"restored-{attempt}-{rank}").read_text()) for rank in range(6)}
 
 
-def test_each_rank_holds_a_share_and_nothing_is_lost(alone):
+def test_each_rank_holds_a_share_and_nothing_is_lost(alone_with_torch):
     """Three ranks, so that tensors are cut. Others stay when one dies, then all die; a checkpoint on disk has all."""
     import torch
     import torch.distributed.checkpoint as dcp
 
-    folder, err = trained(alone, -1, {1: (3, [1]), 2: (6, [*range(6)])}, "stay", durable="kept")
+    folder, err = trained(alone_with_torch, -1, {1: (3, [1]), 2: (6, [*range(6)])}, "stay", durable="kept")
     assert [restored(folder, attempt) for attempt in (1, 2, 3)] == [{0}, {4}, {7}]
     pids = [[(folder / f"pid-{attempt}-{rank}").read_text() for rank in range(6)] for attempt in (1, 2)]
     assert pids[0][1] != pids[1][1], "it was killed"
@@ -116,14 +116,16 @@ def test_each_rank_holds_a_share_and_nothing_is_lost(alone):
     names = ["0.weight", "0.bias", "1.weight", "1.bias", "1.running_mean", "1.running_var", "1.num_batches_tracked"]
     names += ["2.weight", "2.bias"]
     target = {"model": {f"module.{name}": torch.zeros_like(final[n]) for n, name in enumerate(names)}}
-    wait_until(lambda: not marked(alone[0][MARK]), 100, "the end of the processes that write the last checkpoint")
+    wait_until(
+        lambda: not marked(alone_with_torch[0][MARK]), 100, "the end of the processes that write the last checkpoint"
+    )
     dcp.load(target, checkpoint_id=str(folder / "kept/step-9"), no_dist=True)
     for number, name in enumerate(names):
         assert torch.equal(target["model"][f"module.{name}"], final[number]), name
 
 
-def test_what_differs_is_not_shared(alone):
+def test_what_differs_is_not_shared(alone_with_torch):
     """One rank's parameter changes at step 4. The commit after that is not restored; later ones are each rank's own."""
-    folder, err = trained(alone, 4, {1: (4, [1]), 2: (6, [4])})
+    folder, err = trained(alone_with_torch, 4, {1: (4, [1]), 2: (6, [4])})
     assert [restored(folder, attempt) for attempt in (1, 2, 3)] == [{0}, {4}, {7}]
     assert "differ between the ranks; each rank commits its own" in err

@@ -14,9 +14,9 @@ import pytest
 
 from tests import fake_nccl
 from tests.cluster.conftest import wait_until
-from tests.cluster.test_without_cluster import NO_RAYLETS, alone, start
+from tests.cluster.test_without_cluster import NO_RAYLETS, alone, alone_with_torch, start
 
-__all__ = ["alone"]
+__all__ = ["alone", "alone_with_torch"]
 
 pytestmark = pytest.mark.timeout(300)
 PRELOAD = ["torch._dynamo", "torch.distributed.fsdp", "torch.nn.parallel"]
@@ -129,25 +129,23 @@ from raylaunch.worker.survivors import survivor
 assert hasattr(survivor, "LEAVE_SECONDS")
 survivor.LEAVE_SECONDS = 12
 """
-"""For workers, which are forked from a process that has done it: on a busy machine they take longer to return."""
+"""For workers: on a busy machine they take longer to return."""
 
 
-BACKENDS = pytest.mark.parametrize("backend", [*fake_nccl.BEGINS])
 WAITS = {"waits": True}
 """The host waits for each collective of the stand-in for NCCL, so that what computes on the host can be trained."""
 
 
-@BACKENDS
-def test_survivors_are_the_same_processes_with_the_same_objects(alone, backend):
+@pytest.mark.parametrize("backend", [*fake_nccl.BEGINS])
+def test_survivors_are_the_same_processes_with_the_same_objects(alone_with_torch, backend):
     """2 x 2 workers: one dies, two at once with rank 0 among them, one in a recovery, one beside a stuck one.
 
     All ranks of a node find the files of both in RAYLAUNCH_FAST_DIR, where it was before.
     """
-    env, folder = alone
-    (folder / "sitecustomize.py").write_text(PATIENT)
-    env |= {"PYTHONPATH": str(folder)} | fake_nccl.environment(folder, WAITS)
+    env, folder = alone_with_torch
+    env |= fake_nccl.environment(folder, WAITS)
     process = start(
-        env, folder, f"{fake_nccl.BEGINS[backend]}\n{TRAINS}", max_restarts=9, preload=PRELOAD, name="train"
+        env, folder, f"{PATIENT}{fake_nccl.BEGINS[backend]}\n{TRAINS}", max_restarts=9, preload=PRELOAD, name="train"
     )
     out, err = process.communicate(timeout=200)
     assert process.returncode == 0, err
@@ -232,13 +230,12 @@ dist.destroy_process_group()
 """
 
 
-@BACKENDS
-def test_survivors_of_what_a_person_requests(alone, backend):
+def test_survivors_of_what_a_person_requests(alone_with_torch):
     """Two nodes of one host, of which one is given back; then a restart, and one with a changed script."""
-    env, folder = alone
+    env, folder = alone_with_torch
     env |= {"XDG_STATE_HOME": str(folder / "state")} | fake_nccl.environment(folder, WAITS)
     job = {"nproc_per_node": 1, "nnodes": "1:2", "last_call": 200, "preload": "auto", "name": "train", "run_id": "one"}
-    process = start(env, folder, f"{fake_nccl.BEGINS[backend]}\n{IS_CHANGED}", **job)
+    process = start(env, folder, f"{fake_nccl.BEGINS['fakenccl']}\n{IS_CHANGED}", **job)
 
     def request(*arguments: str) -> None:
         program = f"{NO_RAYLETS}; from raylaunch.cli.main import main; exit(main())"

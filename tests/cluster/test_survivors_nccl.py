@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tests import fake_nccl
-from tests.cluster.test_without_cluster import alone, start
+from tests.cluster.test_without_cluster import alone, alone_with_torch, start
 
-__all__ = ["alone"]
+__all__ = ["alone", "alone_with_torch"]
 
 pytestmark = pytest.mark.timeout(200)
 
@@ -205,57 +205,57 @@ SUM = str(9 * (1 + 2))
 """What two ranks have trained in nine steps."""
 
 
-def test_a_survivor_goes_on_when_a_rank_has_died(alone):
-    trained = train(alone, dead=(1,), nnodes=2, nproc_per_node=1)
+def test_a_survivor_goes_on_when_a_rank_has_died(alone_with_torch):
+    trained = train(alone_with_torch, dead=(1,), nnodes=2, nproc_per_node=1)
     assert (trained.code, trained.results) == (0, [SUM] * 2), trained.err
     assert trained.stayed == 1, trained.err
 
 
-def test_no_garbage_is_committed_or_returned_when_all_ranks_hang_in_one_collective(alone):
+def test_no_garbage_is_committed_or_returned_when_all_ranks_hang_in_one_collective(alone_with_torch):
     """All stay. The abort lets the commit that waits for the collective be copied, on all ranks, or training end.
 
     The watchdog does nothing in such a script.
     """
     faults = {"stuck": [[1, 6], [2, 4]], "watchdog": [1, 6, 1]}
-    trained = train(alone, faults=faults, hang_timeout=3, max_restarts=2)
+    trained = train(alone_with_torch, faults=faults, hang_timeout=3, max_restarts=2)
     assert (trained.code, trained.results) == (0, [SUM] * 2), trained.err
     assert [lines[1:] for lines in trained.notes["seen"]] == [["2 5 15", "3 8 24"]] * 2, trained.err
 
 
 @pytest.mark.parametrize("faults", [{"abort": "poisons"}, {"abort_seconds": -1}], ids=["poisons", "never"])
-def test_a_survivor_that_cannot_go_on_is_started_again_and_is_no_failure(alone, faults):
+def test_a_survivor_that_cannot_go_on_is_started_again_and_is_no_failure(alone_with_torch, faults):
     """One restart is enough, for the rank that has died."""
     begin = f"from raylaunch.worker.survivors import survivor\nsurvivor.LEAVE_SECONDS_WITH_NCCL = 2\n{ELASTIC}"
-    trained = train(alone, begin=begin, dead=(1,), faults=faults)
+    trained = train(alone_with_torch, begin=begin, dead=(1,), faults=faults)
     assert (trained.code, trained.results) == (0, [SUM] * 2), trained.err
     assert trained.stayed == 0, trained.err
 
 
 @pytest.mark.parametrize("records", [True, False], ids=["by the recorder", "by stacks"])
-def test_the_rank_that_does_not_join_is_named_and_not_those_that_wait_for_their_gpu(alone, records):
+def test_the_rank_that_does_not_join_is_named_and_not_those_that_wait_for_their_gpu(alone_with_torch, records):
     """All ranks make the same number of steps, and the one that hangs falls silent last."""
     faults = {"spins": True, "records": records}
     waits = "torch.cuda.synchronize(); time.sleep(0.2 * rank)"
-    trained = train(alone, hung=(1,), before_commit=waits, faults=faults, hang_timeout=4)
+    trained = train(alone_with_torch, hung=(1,), before_commit=waits, faults=faults, hang_timeout=4)
     assert (trained.code, trained.results) == (0, [SUM] * 2), trained.err
     assert "rank 1 on node-1 hung" in trained.err
     recorded = "Flight Recorder: rank 1 has not called all_reduce, number 6 of default_pg, in which rank 0 waits"
     assert (recorded in trained.err) == records
 
 
-def test_ranks_that_the_watchdog_ends_leave_no_garbage(alone):
+def test_ranks_that_the_watchdog_ends_leave_no_garbage(alone_with_torch):
     """All hang in one collective, and no process can stay. As torchrun has it, torch would abort NCCL before."""
-    trained = train(alone, begin=PLAIN, faults={"stuck": [[1, 6]], "watchdog": [1, 6, 1]})
+    trained = train(alone_with_torch, begin=PLAIN, faults={"stuck": [[1, 6]], "watchdog": [1, 6, 1]})
     assert (trained.code, trained.results) == (0, [SUM] * 2), trained.err
     assert [lines[0] for lines in trained.notes["seen"]].count("2 5 15") == 2, trained.notes
     assert "SIGABRT" in trained.err
     assert "Watchdog caught collective operation timeout" in trained.err
 
 
-def test_a_group_that_is_freed_slowly_is_no_failure_and_no_hang(alone):
+def test_a_group_that_is_freed_slowly_is_no_failure_and_no_hang(alone_with_torch):
     """At the end of the script, though `shutdown_timeout` is shorter. The group that was aborted before is not freed."""
     faults = {"destructor_seconds": 6}
-    trained = train(alone, end="dist.destroy_process_group()", dead=(1,), faults=faults, shutdown_timeout=1)
+    trained = train(alone_with_torch, end="dist.destroy_process_group()", dead=(1,), faults=faults, shutdown_timeout=1)
     assert (trained.code, trained.results) == (0, [SUM] * 2), trained.err
     assert trained.stayed == 1, trained.err
     assert [len(lines) for lines in trained.notes["freed"]] == [1, 1], trained.notes
@@ -263,10 +263,11 @@ def test_a_group_that_is_freed_slowly_is_no_failure_and_no_hang(alone):
 
 
 @pytest.mark.parametrize("kind", ["DistributedDataParallel", "fully_shard"])
-def test_a_model_goes_on_without_garbage_when_a_rank_has_died(alone, kind):
+def test_a_model_goes_on_without_garbage_when_a_rank_has_died(alone_with_torch, kind):
     """The survivor stands in the collective of a backward or a forward pass, and computes with what the abort leaves."""
     script = MODELS.format(ddp=kind == "DistributedDataParallel")
-    trained = run(alone, script, faults={"waits": True})
+    preload = ["torch._dynamo", "torch.distributed.fsdp", "torch.nn.parallel"]
+    trained = run(alone_with_torch, script, faults={"waits": True}, preload=preload)
     assert (trained.code, trained.results) == (0, ["True"] * 2), trained.err
     assert trained.stayed == 1, trained.err
     seen = [line for lines in trained.notes["seen"] for line in lines]

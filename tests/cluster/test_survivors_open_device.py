@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.cluster.test_without_cluster import alone, start
+from tests.cluster.test_without_cluster import alone, alone_with_torch, start
 
-__all__ = ["alone"]
+__all__ = ["alone", "alone_with_torch"]
 
 pytestmark = pytest.mark.timeout(200)
 
@@ -74,10 +74,10 @@ print("same", all(torch.allclose(one, other, rtol=1e-4, atol=1e-6) for one, othe
 
 
 @pytest.mark.parametrize("every", [1, "auto"])
-def test_a_survivor_goes_on_when_a_rank_has_died(alone, open_device, every):
+def test_a_survivor_goes_on_when_a_rank_has_died(alone_with_torch, open_device, every):
     """With the weights and the device's random numbers of the same step on all ranks; with `auto` light commits too."""
-    env, folder = alone
-    job = {"nnodes": 1, "max_restarts": 1, "preload": ["torch", "torch.distributed"], "show": "raw"}
+    env, folder = alone_with_torch
+    job = {"nnodes": 1, "max_restarts": 1, "preload": ["torch._dynamo", "torch.nn.parallel"], "show": "raw"}
     process = start(env, folder, open_device + TRAINS.format(every=every), **job)
     out, err = process.communicate(timeout=150)
     assert process.returncode == 0, err

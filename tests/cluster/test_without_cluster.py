@@ -54,6 +54,17 @@ def alone(tmp_path):
     assert not left
 
 
+WARM_TORCH = "RAYLAUNCH_TEST_WARM_TORCH"
+"""In the environment of a driver: the program by which it starts fork servers in place of Python, if any."""
+
+
+@pytest.fixture
+def alone_with_torch(alone, warm_torch):
+    """The same, but fork servers find torch imported: each of them would take 3 s of CPU for it."""
+    env, folder = alone
+    return env | {WARM_TORCH: str(warm_torch.executable())}, folder
+
+
 def start(environ, folder: Path, script: str, *overrides: str, **job: Any) -> subprocess.Popen[str]:
     (folder / "train.py").write_text(script)
     job = {"entrypoint": {"script": "train.py"}, "nnodes": 2, "nproc_per_node": 2, "preload": [], "show": "all"} | job
@@ -61,6 +72,13 @@ def start(environ, folder: Path, script: str, *overrides: str, **job: Any) -> su
     program = (
         f"{NO_RAYLETS}; from raylaunch.cli.main import main; code = main(); print('ray' in sys.modules); exit(code)"
     )
+    if python := environ.get(WARM_TORCH):
+        program = f"""\
+import types
+from raylaunch.node.supervisor import forkserver_client
+assert forkserver_client.sys.executable
+forkserver_client.sys = types.SimpleNamespace(executable={python!r})
+{program}"""
     command = ["nice", "-n", "1", sys.executable, "-c", program, "job.yaml", *overrides]
     return subprocess.Popen(command, cwd=folder, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -302,10 +320,11 @@ for step in range(first, 100_000):
 """
 
 
-def test_a_signal_with_a_grace_and_state_on_disk(alone):
+def test_a_signal_with_a_grace_and_state_on_disk(alone_with_torch):
     """The commit after which all ranks wait is written before the run ends, and the next run goes on after it."""
-    env, folder = alone
+    env, folder = alone_with_torch
     settings = {"nnodes": 1, "nproc_per_node": 2, "grace": 60, "durable": str(folder / "durable")}
+    settings |= {"preload": ["torch._dynamo"]}
     first = 0
     for _ in range(2):
         process = start(env, folder, COMMITS, **settings)

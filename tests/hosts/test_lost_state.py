@@ -65,7 +65,13 @@ def last_step(run, attempt: int) -> int:
 def test_training_goes_on_from_the_copies_of_a_lost_host_and_what_had_none_is_said(launcher, hosts):
     env = {"TORCHINDUCTOR_CACHE_DIR": str(launcher.folder)}
     run = launcher.start(
-        KEEPS, nnodes=2, spares=1, nproc_per_node=2, cpus_per_worker=0.5, preload=["torch.nn.parallel"], env=env
+        KEEPS,
+        nnodes=2,
+        spares=1,
+        nproc_per_node=2,
+        cpus_per_worker=0.5,
+        preload=["torch._dynamo", "torch.nn.parallel"],
+        env=env,
     )
     first = run.wait_for_world(4)
     run.wait_for(lambda: len(run.events("NodeJoined")) == 3, name="the spare to be warm")
