@@ -35,7 +35,7 @@ LARGE_MODULES = {
     "raylaunch/core/machine/events_and_actions.py": 37,
     "raylaunch/core/record/run_layout.py": 18,
     "raylaunch/node/linux/processes.py": 19,
-    "raylaunch/node/protocol/forkserver_messages.py": 15,
+    "raylaunch/node/protocol/forkserver_messages.py": 14,
     "raylaunch/worker/heartbeats/shared_page.py": 37,
     "raylaunch/worker/selfcheck/findings.py": 14,
     "raylaunch/worker/state/commit_buffer.py": 17,

@@ -20,7 +20,7 @@ node.protocol.wire:send | as bytes
 # Subreaper and fork server
 node.forkserver.subreaper:main | forks the fork server
 node.forkserver.server:main | imports ahead, then serves
-node.preload.initial:import_preloads | imports torch
+node.preload.initial:import_ahead | imports torch
 node.protocol.node_status:Ready
 # The agent's event loop
 cluster.agent.agent:Agent._agent_ready

@@ -23,8 +23,6 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib import import_module
-from pathlib import Path
 from signal import Signals
 
 from raylaunch.core.failures.failure import WorkerError
@@ -39,7 +37,7 @@ from raylaunch.node.forkserver.store import StoreTable
 from raylaunch.node.linux import command_line, limits, processes, procfs
 from raylaunch.node.linux.processes import CLEANUP_SECONDS, fork, run_at_bottom
 from raylaunch.node.preload.controller import PreloadController
-from raylaunch.node.preload.initial import import_preloads
+from raylaunch.node.preload.initial import import_ahead
 from raylaunch.node.preload.zygote import Zygote
 from raylaunch.node.preload.zygote_client import ForkedWorkers
 from raylaunch.node.protocol import forkserver_messages, node_status, wire
@@ -54,8 +52,6 @@ from raylaunch.worker.runtime.stack_signal import ALL_STACKS_SIGNAL, STACK_SIGNA
 
 _MOST_SECONDS = 3600.0
 """The longest that one turn waits: epoll(7) refuses more than 24 days."""
-_STATE_MODULES = ("raylaunch.worker.state.elastic_state", "raylaunch.worker.survivors.elastic_function")
-"""What a worker would import for `State` and `elastic`, which takes 30 ms, with all that they import."""
 _COMPLETED_BYTES_PER_SECOND = 2**28
 """How fast a survivor writes its state into new memory, at least. An idle machine is ten times as fast."""
 _POLL_SECONDS = 0.02
@@ -84,7 +80,7 @@ def _serve_and_end(control: socket.socket, lifeline: int, folders: Sequence[str]
     server = None
     try:
         initialize, _ = wire.receive(control)
-        server = ForkServer(control, initialize, _import_ahead(initialize), started_at)
+        server = ForkServer(control, initialize, import_ahead(initialize), started_at)
         server.serve()
     except (EOFError, ConnectionError):
         pass  # the supervisor is gone
@@ -99,24 +95,6 @@ def _serve_and_end(control: socket.socket, lifeline: int, folders: Sequence[str]
     control.close()  # an agent that is alive notices the end
     remove_folders(folders, lifeline)
     return 0
-
-
-def _import_ahead(initialize: forkserver_messages.Initialize) -> node_status.Ready:
-    """Import what the job preloads and, if the script may use them, the modules of `State` and `elastic`."""
-    if initialize.start_method == StartMethod.FORKSERVER and _may_use_state(initialize.script):
-        for module in _STATE_MODULES:
-            import_module(module)
-    ready = import_preloads(initialize)
-    staleness.note_preloaded()
-    return ready
-
-
-def _may_use_state(script: str) -> bool:
-    """Return whether a script names this package; True if it cannot be read, or workers run something else."""
-    try:
-        return not script or b"raylaunch" in Path(script).read_bytes()
-    except OSError:
-        return True
 
 
 class ForkServer:
@@ -234,7 +212,7 @@ class ForkServer:
             case forkserver_messages.StartWorkers():
                 self._launch, self._ordered_at = order, NodeTime(time.monotonic())
                 self.workers.kill(order.survivors, order.return_seconds, order.to_complete)
-            case forkserver_messages.SurvivorReturned() | forkserver_messages.SurvivorCompleted():
+            case forkserver_messages.SurvivorReturned():
                 self._handle_survivor(order)
             case StopWorkers():
                 self._stop(order)
@@ -253,12 +231,10 @@ class ForkServer:
 
     # The workers.
 
-    def _handle_survivor(
-        self, order: forkserver_messages.SurvivorReturned | forkserver_messages.SurvivorCompleted
-    ) -> None:
+    def _handle_survivor(self, order: forkserver_messages.SurvivorReturned) -> None:
         if order.attempt != (self._launch or self.workers).attempt:
             return
-        if isinstance(order, forkserver_messages.SurvivorCompleted):
+        if order.completed:
             self.workers.completed(order.pid)
         else:
             self.workers.returned(order.pid)

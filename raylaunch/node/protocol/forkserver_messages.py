@@ -47,7 +47,7 @@ class StartWorkers:
     """How long they may take to return."""
     to_complete: int = 0
     """How many bytes the first of them may write after that. The workers are reported when it has: see
-    `SurvivorCompleted`.
+    `SurvivorReturned.completed`.
     """
 
 
@@ -57,14 +57,8 @@ class SurvivorReturned:
 
     attempt: int
     pid: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SurvivorCompleted:
-    """A survivor has completed its last light commit, or could not."""
-
-    attempt: int
-    pid: int
+    completed: bool = False
+    """It says after that that it has completed its last light commit, or could not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +97,6 @@ ForkServerOrder = (
     Initialize
     | StartWorkers
     | SurvivorReturned
-    | SurvivorCompleted
     | StopWorkers
     | SignalWorkers
     | DumpStacks

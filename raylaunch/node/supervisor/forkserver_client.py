@@ -116,12 +116,15 @@ class ForkServerClient:
         #: Our end of the socket to the fork server, while there is one.
         self.control: socket.socket | None = None
 
-    def complete(self, spec: AgentSpec, *, address: str, env: dict[str, str], cwd: str) -> NodeSpec:
+    def complete(
+        self, spec: AgentSpec, *, address: str, env: dict[str, str], interface_env: dict[str, str], cwd: str
+    ) -> NodeSpec:
         """Return a run's specification on this node, with the page, folder and variables of this client."""
         return NodeSpec(
             agent=spec,
             address=address,
             env={encodable(name): encodable(value) for name, value in (env | self._timer_env).items()},
+            interface_env=interface_env,
             cwd=encodable(cwd),
             run_dir=self._folder or encodable(spec.run_dir),
             page=f"/proc/{os.getpid()}/fd/{self._page_fd}",

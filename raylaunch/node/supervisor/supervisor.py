@@ -94,12 +94,12 @@ class Supervisor:
         self.client = ForkServerClient(env, kept=spec.kept) if client is None else client
         #: What this agent shares with the fork server and the workers.
         self.page = self.client.page
-        own = self.client.complete(spec, address=address, env=env, cwd=cwd)
+        more = interface_env or {}
+        self.spec: NodeSpec = self.client.complete(spec, address=address, env=env, interface_env=more, cwd=cwd)
         self.state = StateMemory(
             self.page, spec.state_secret, spec.state_bytes, self.client.fast_dir, self.client.fd_store
         )
         self._survivors = SurvivorTable()
-        self.spec: NodeSpec = replace(own, interface_env=interface_env or {})
         #: Whether the fork server has imported everything and takes orders.
         self.ready = False
         #: What is true of the workers of the newest attempt.

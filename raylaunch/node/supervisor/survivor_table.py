@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from raylaunch.node.protocol import wire
-from raylaunch.node.protocol.forkserver_messages import StartWorkers, SurvivorCompleted, SurvivorReturned
+from raylaunch.node.protocol.forkserver_messages import StartWorkers, SurvivorReturned
 from raylaunch.node.state.state_files import MemoryFile
 from raylaunch.node.supervisor.attempt_state import AttemptState
 from raylaunch.worker.heartbeats.shared_page import PAGE_VARIABLE
@@ -89,7 +89,7 @@ class SurvivorTable:
                     return_seconds = max(return_seconds, candidate.seconds)
         return replace(start, survivors=tuple(found), return_seconds=return_seconds, to_complete=to_complete)
 
-    def poll(self, state: AttemptState | None, send: Callable[[SurvivorReturned | SurvivorCompleted], None]) -> bool:
+    def poll(self, state: AttemptState | None, send: Callable[[SurvivorReturned], None]) -> bool:
         """Send the fork server what survivors have done. Return whether a worker has said that it can stay."""
         can_stay = False
         for fd, _ in self._epoll.poll(0):
@@ -100,10 +100,9 @@ class SurvivorTable:
             word = _received(candidate)
             if word is None:
                 self._candidates.pop(fd).sock.close()
-            elif word.word == "returned":
-                send(SurvivorReturned(attempt=word.attempt, pid=candidate.pid))
-            elif word.word == "completed":
-                send(SurvivorCompleted(attempt=word.attempt, pid=candidate.pid))
+            elif word.word in ("returned", "completed"):
+                completed = word.word == "completed"
+                send(SurvivorReturned(attempt=word.attempt, pid=candidate.pid, completed=completed))
             elif state is not None and word.attempt == state.attempt:
                 candidate.is_ready, candidate.seconds = True, word.seconds
                 can_stay = True

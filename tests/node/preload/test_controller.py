@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from raylaunch.core.machine.events_and_actions import WorkersExited, WorkersStarted
-from raylaunch.node.forkserver import server
+from raylaunch.node.preload import initial
 from raylaunch.node.protocol.node_status import ManifestChanged, Ready
 from tests.node.harness import (
     MessagePipe,
@@ -169,7 +169,7 @@ print(name in sys.modules)
 """
 
 
-@pytest.mark.parametrize("module", server._STATE_MODULES)  # noqa: SLF001
+@pytest.mark.parametrize("module", initial._STATE_MODULES)  # noqa: SLF001
 def test_the_modules_of_state_and_elastic_can_be_imported_ahead(module: str) -> None:
     """Their import has no effect and depends on no worker: torch is changed when the script names `elastic`."""
     found = subprocess.run([sys.executable, "-c", AHEAD, module], capture_output=True, text=True, check=False)

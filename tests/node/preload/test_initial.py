@@ -13,7 +13,7 @@ from raylaunch.node.protocol.forkserver_messages import Initialize
 from raylaunch.node.preload import initial
 
 before = gc.get_threshold()
-initial.import_preloads(Initialize(preload=("preloaded",), start_method="spawn", page=""))
+initial.import_ahead(Initialize(preload=("preloaded",), start_method="spawn", page=""))
 import preloaded
 after = "as before" if gc.get_threshold() == before else gc.get_threshold()
 print(preloaded.seen[:2] == before[:2], preloaded.seen[2] > 1_000_000, gc.isenabled(), after)
@@ -42,7 +42,7 @@ import sys
 from raylaunch.node.protocol.forkserver_messages import Initialize
 from raylaunch.node.preload import initial
 
-initial.import_preloads(
+initial.import_ahead(
     Initialize(preload=("torch",), start_method="spawn", page="", preload_auto=True, script=sys.argv[1])
 )
 print("torch" in sys.modules, "torch._dynamo" in sys.modules)

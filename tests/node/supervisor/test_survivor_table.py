@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from raylaunch.core.placement.environment import Member, assign
-from raylaunch.node.protocol.forkserver_messages import StartWorkers, SurvivorCompleted, SurvivorReturned
+from raylaunch.node.protocol.forkserver_messages import StartWorkers, SurvivorReturned
 from raylaunch.node.state.state_files import MemoryFile
 from raylaunch.node.supervisor.attempt_state import AttemptState
 from raylaunch.node.supervisor.survivor_table import SurvivorTable
@@ -43,7 +43,7 @@ class Served:
         worker = survivor_link.connect()
         assert worker is not None
         self.worker = worker
-        self.sent: list[SurvivorReturned | SurvivorCompleted] = []
+        self.sent: list[SurvivorReturned] = []
         #: In what each rank may complete commits, and which ranks were said to be dead then.
         self.files: dict[int, MemoryFile] = {}
         self.dead: list[Collection[int]] = []
@@ -123,7 +123,7 @@ def test_a_worker_that_is_ready_stays(served):
     served.say("completed", 2)
     assert not served.poll()
     pid = os.getpid()
-    assert served.sent == [SurvivorReturned(attempt=2, pid=pid), SurvivorCompleted(attempt=2, pid=pid)]
+    assert served.sent == [SurvivorReturned(attempt=2, pid=pid), SurvivorReturned(attempt=2, pid=pid, completed=True)]
 
 
 def test_it_stays_again_though_the_attempt_has_not_begun(served):
