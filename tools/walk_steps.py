@@ -137,7 +137,7 @@ node.supervisor.process_failure:OomKills | whether the kernel killed it because 
 core.machine.observe:WorkersStatus | what is true of its workers, and later what is new in that, as events
 # The agent, for the driver's pending call
 cluster.agent.ray_actor:AgentActor.next_report | answers it
-cluster.agent.outbox:Outbox.take | output of the worker first, then its end
+cluster.agent.agent:Outbox.take | output of the worker first, then its end
 node.protocol.node_status:StatusFeed.news | what is true of the node
 cluster.agent.serialization:dump_report | messages between driver and agents as bytes
 # The fleet

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from raylaunch.cluster.agent import outbox
-from raylaunch.cluster.agent.outbox import Outbox
+from raylaunch.cluster.agent import agent as agent_module
+from raylaunch.cluster.agent.agent import Outbox
 from raylaunch.cluster.driver.run_folder import RunFolder
 from raylaunch.core.job.job import Job
 from raylaunch.node.logs.tail import LogOutput
@@ -26,7 +26,7 @@ def output(size: int) -> LogOutput:
 
 def test_events_go_at_once_but_the_last_after_all_output(monkeypatch):
     """A failure must not wait for much output; the end of the attempt must."""
-    monkeypatch.setattr(outbox, "MOST_AT_ONCE", 100)
+    monkeypatch.setattr(agent_module, "_MOST_AT_ONCE", 100)
     box = Outbox()
     box.put_output([output(60) for _ in range(4)])
     box.put("failed", last=False)
@@ -43,7 +43,7 @@ def test_events_go_at_once_but_the_last_after_all_output(monkeypatch):
 
 def test_the_last_event_waits_for_output_of_later_messages(monkeypatch):
     """Even if nothing more is read."""
-    monkeypatch.setattr(outbox, "MOST_AT_ONCE", 10)
+    monkeypatch.setattr(agent_module, "_MOST_AT_ONCE", 10)
     box = Outbox()
     box.put_output([output(10), output(10)])
     box.put("over", last=True)
@@ -53,7 +53,7 @@ def test_the_last_event_waits_for_output_of_later_messages(monkeypatch):
 
 def test_logs_are_not_read_while_the_driver_is_behind(monkeypatch):
     """What was not read stays in its file."""
-    monkeypatch.setattr(outbox, "FULL", 100)
+    monkeypatch.setattr(agent_module, "_FULL", 100)
     box = Outbox()
     assert not box.full
     box.put_output([output(60), output(60)])

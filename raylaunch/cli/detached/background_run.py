@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
+import pickle
+import subprocess
+import sys
 import threading
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,10 +26,14 @@ from raylaunch.core.machine.state import Phase
 from raylaunch.core.placement.plan import Plan
 from raylaunch.core.record import run_layout
 from raylaunch.core.record.journal import JournalEntry
+from raylaunch.errors import RaylaunchError
+from raylaunch.worker import cpython_internals
 
 if TYPE_CHECKING:
     from raylaunch.cluster.takeover.succession import Succession
 
+_PROGRAM = cpython_internals.safe_module("raylaunch.cli.detached.background_run")
+"""Python's arguments for a background process of this machine."""
 _MOST_EARLY = 1_000_000
 """Characters that are kept for the file until the run has a folder."""
 
@@ -182,3 +191,59 @@ class _StartObserver:
             self._has_run = True
             self._log.workers_run()  # first: what the observer says is written in another thread
         self._observer.on_entry(entry, machine)
+
+
+# Without a cluster: in a background process of this machine.
+
+
+def start(run: DetachedRun) -> Iterator[DriverNews]:
+    """Start the process, in a session of its own, and yield its news; it goes on when nobody asks for more.
+
+    Raises RaylaunchError if it ends without telling how, and OSError.
+    """
+    yield DriverNews(begins=True)
+    readable, writable = os.pipe()
+    with open(readable, "rb") as news:
+        process = subprocess.Popen(  # noqa: S603
+            [sys.executable, *cpython_internals.interpreter_options(), *_PROGRAM, str(writable)],
+            pass_fds=[writable],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        os.close(writable)
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError), process.stdin:
+            pickle.dump(run, process.stdin)
+        for line in news:
+            found = DriverNews(**json.loads(line))
+            yield found
+            if found.exit_code is not None:
+                process.wait()
+                return
+        if process.wait() is not None:
+            msg = f"the driver of the run ended with exit code {process.returncode} and has not told why"
+            raise RaylaunchError(msg)
+
+
+def main(descriptor: str) -> int:
+    """Be the driver of the run that is on stdin. `descriptor`: the pipe for its news."""
+    run = pickle.load(sys.stdin.buffer)  # noqa: S301, of the process that started this one
+    pipe = int(descriptor)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    os.set_inheritable(pipe, False)
+
+    def tell(news: DriverNews) -> None:
+        with contextlib.suppress(OSError):  # the command has heard enough
+            os.write(pipe, json.dumps(asdict(news)).encode() + b"\n")
+
+    code = drive(run, tell)
+    tell(DriverNews(exit_code=code))
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from types import FrameType
 
-from raylaunch.cli.detached import background_process, background_run
+from raylaunch.cli.detached import background_run
 from raylaunch.cli.run_once import say
 from raylaunch.cli.runs import known_runs, run_requests
 from raylaunch.cli.runs.run_reader import RunReader
@@ -225,7 +225,7 @@ class _Interrupts:
 def _news(job: Job, request: DetachedRun) -> Iterator[DriverNews]:
     address = find_cluster(job.ray)
     if address in (local_machine.NONE, local_machine.LOCAL):
-        return background_process.start(request)
+        return background_run.start(request)
     from raylaunch.cluster.detached import driver_actor  # noqa: PLC0415, it needs Ray
 
     return driver_actor.start(request, background_run.drive, address)

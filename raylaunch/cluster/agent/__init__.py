@@ -1,7 +1,6 @@
 """The agent: the part of a run on each node, in a Ray actor or, without Ray, in a thread of the driver's process.
 
-Start with `agent`: orders go through `Agent.handle` to the supervisor (`node/supervisor`); node events, output
-(`log_shipper`) and heartbeats wait in the `outbox` until the driver's pending call of `next_report` takes them.
-`ray_actor` is the same as a Ray actor. `lease` and `link` are the two ways in which agent and driver notice that the
-other is gone.
+Start with `agent`: orders go through `Agent.handle` to the supervisor (`node/supervisor`); node events, output and
+heartbeats wait in its `Outbox` until the driver's pending call of `next_report` takes them. `ray_actor` is the same as
+a Ray actor. `lease` and `link` are the two ways in which agent and driver notice that the other is gone.
 """

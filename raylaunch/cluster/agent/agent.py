@@ -5,33 +5,34 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from raylaunch.cluster.agent.lease import Lease, end_this_process, report_interval
 from raylaunch.cluster.agent.link import Link
-from raylaunch.cluster.agent.log_reader import LogReader, in_thread
-from raylaunch.cluster.agent.log_shipper import LogShipper
-from raylaunch.cluster.agent.outbox import Outbox
 from raylaunch.cluster.capability import AgentPart, AgentPort
 from raylaunch.cluster.succession.agent_session import SUCCESSION_SECONDS, AgentSession
 from raylaunch.core.job import outputs
 from raylaunch.core.job.node_rules import NodeAttributes, matching
+from raylaunch.core.job.outputs import OutputView
 from raylaunch.core.machine.observe import WorkersStatus
 from raylaunch.core.monitoring.heartbeat import Heartbeat
 from raylaunch.core.newtypes import HostId, NodeTime
 from raylaunch.core.placement import devices
-from raylaunch.core.placement.environment import base_env, interface_env, is_of_a_terminal
+from raylaunch.core.placement.environment import Assignment, base_env, interface_env, is_of_a_terminal
+from raylaunch.core.record.run_layout import LAYOUTS
 from raylaunch.node.linux import interfaces, limits, processes, working_folder
 from raylaunch.node.logs import log_files
 from raylaunch.node.logs.log_files import LogAnswer, LogQuery, LogRead
-from raylaunch.node.logs.tail import LogOutput
+from raylaunch.node.logs.tail import LogOutput, LogSource, LogTailer, log_sources
 from raylaunch.node.protocol.acceptor import SecretAddress
 from raylaunch.node.protocol.node_goal import CapabilitySection, LaunchWorkers, Order
-from raylaunch.node.protocol.node_spec import AgentSpec
+from raylaunch.node.protocol.node_spec import AgentSpec, NodeSpec
 from raylaunch.node.protocol.node_status import (
     AgentReady,
     NodeEvent,
@@ -43,6 +44,19 @@ from raylaunch.node.protocol.node_status import (
 )
 from raylaunch.node.supervisor.forkserver_client import ForkServerClient
 from raylaunch.node.supervisor.supervisor import Supervisor
+from raylaunch.worker.heartbeats.shared_page import SharedPage
+
+_Result = TypeVar("_Result")
+
+_MOST_AT_ONCE = 4 * 1024 * 1024
+"""Bytes of output in one report."""
+_FULL = 8 * 1024 * 1024
+"""Bytes of output that wait. More is not read from the logs until the driver has caught up; nothing is lost."""
+TAIL_SECONDS = 0.1
+_MOST_PER_TURN = 4 * 1024 * 1024
+"""Bytes that are read at a time, before other tasks of the event loop, such as a restart, get their turn."""
+MOST_READS = 32
+"""Reads of log files at a time; more fail. A file system that does not answer holds up these and no others."""
 
 
 def per_process(spec: AgentSpec) -> Mapping[str, Any]:
@@ -132,7 +146,7 @@ class Agent:
         threads = env.get("OMP_NUM_THREADS", "")
         self._up = partial(AgentReady, host=home.host, address=address, nproc=spec.nproc, threads=threads)
         self._supervisor = self._made_supervisor(spec, env, client)
-        self._outbox: Outbox[AgentReady | NodeEvent] = Outbox()
+        self._outbox = Outbox()
         self._status = StatusFeed(spec.epoch)
         #: Set when there is something to report.
         self._wake = asyncio.Event()
@@ -288,7 +302,7 @@ class Agent:
         self._wake.set()
         self._lease.agent_idle(seconds)
         self._stop_polling()
-        client = await in_thread(self._supervisor.release_client)
+        client = await _in_thread(self._supervisor.release_client)
         if client is not None and self._link is not None:
             self._link.release()
         return client
@@ -305,7 +319,7 @@ class Agent:
         """End every process of the run on this node."""
         self._lease.node_closing()
         self._stop_polling()
-        await in_thread(self._supervisor.close)
+        await _in_thread(self._supervisor.close)
 
     async def end_node(self) -> None:
         """The lease has expired: end every process of the run on this node but this one, for seconds at most.
@@ -313,7 +327,7 @@ class Agent:
         What `State` holds stays for the next agent, as where an agent was killed.
         """
         self._stop_polling()
-        await in_thread(self._supervisor.client.leave_state)
+        await _in_thread(self._supervisor.client.leave_state)
         self.session.node_ended()
         self._ended.set()
         self._wake.set()
@@ -364,3 +378,186 @@ class Agent:
     def _wake_if_needed(self) -> None:
         if self._outbox.has_some(more_output=self._logs.behind):
             self._wake.set()
+
+
+class Outbox:
+    """What waits for the next report: events and output, each in order.
+
+    An event that is put with `last` waits for all output before it, and later events wait behind it.
+    """
+
+    def __init__(self) -> None:
+        self._events: deque[tuple[AgentReady | NodeEvent, bool]] = deque()
+        self._output: deque[LogOutput] = deque()
+        self.queued_bytes = 0
+
+    @property
+    def full(self) -> bool:
+        """Whether no more output should be put."""
+        return self.queued_bytes >= _FULL
+
+    def put(self, event: AgentReady | NodeEvent, *, last: bool) -> None:
+        """Append an event. `last`: no output of its attempt comes after it."""
+        self._events.append((event, last))
+
+    def put_output(self, output: list[LogOutput]) -> None:
+        """Append output of workers to the next report."""
+        self._output.extend(output)
+        self.queued_bytes += sum(len(part.data) for part in output)
+
+    def take(self, *, more_output: bool) -> tuple[list[AgentReady | NodeEvent], list[LogOutput]]:
+        """Remove and return what can be reported now. `more_output`: logs have output that comes before events."""
+        output: list[LogOutput] = []
+        size = 0
+        while self._output and size < _MOST_AT_ONCE:
+            output.append(self._output.popleft())
+            size += len(output[-1].data)
+        self.queued_bytes -= size
+        events: list[AgentReady | NodeEvent] = []
+        while self._events and not (self._events[0][1] and (self._output or more_output)):
+            events.append(self._events.popleft()[0])
+        return events, output
+
+    def has_some(self, *, more_output: bool) -> bool:
+        """Return whether `take` would return anything."""
+        return bool(self._output) or bool(self._events and not (self._events[0][1] and more_output))
+
+
+class LogShipper:
+    """Puts what the logs have into the outbox. While that is full nothing is read; workers never wait for it.
+
+    Logs are read ten times a second while they grow, and not at all while they do not.
+    """
+
+    def __init__(self, outbox: Outbox, tell: Callable[[], None], page: SharedPage | None = None) -> None:
+        """`tell` is called whenever something was put into the outbox. `page`: the one of the workers."""
+        self.tailer = LogTailer()
+        self._outbox = outbox
+        self._tell = tell
+        self._page = page
+        self._task: asyncio.Task[None] | None = None
+        #: Set when the logs may have grown.
+        self._news = asyncio.Event()
+        #: Set when the outbox has room again.
+        self._room = asyncio.Event()
+
+    def follow(self, assignment: Assignment, spec: NodeSpec, view: OutputView, shown: int | None) -> None:
+        """Follow what is shown of the workers of an attempt, which begins. `shown`: a rank whose output is already."""
+        sources = log_sources(
+            view, assignment, LAYOUTS[spec.agent.job.log_layout], spec.run_dir, kept=spec.agent.kept, page=self._page
+        )
+        self.add([replace(source, prefix=None) if source.rank == shown else source for source in sources])
+
+    def add(self, sources: Sequence[LogSource]) -> None:
+        """Also follow the files of these workers."""
+        self.tailer.add(sources)
+        self._news.set()
+        if sources and self._task is None:
+            loop = asyncio.get_running_loop()
+            if (growth := self.tailer.inotify.fileno()) >= 0:
+                loop.add_reader(growth, self._grown)
+            self._task = loop.create_task(self._follow())
+
+    def end(self, attempt: int) -> None:
+        """Record that nothing more of this attempt will be written. `behind` is true until all of it is read."""
+        self.tailer.end_attempt(attempt)
+        self._news.set()
+
+    @property
+    def behind(self) -> bool:
+        """Whether output that belongs before the end of an attempt is unread."""
+        return self.tailer.has_backlog
+
+    def taken(self) -> None:
+        """Go on after the driver has taken something out of the outbox."""
+        if not self._outbox.full:
+            self._room.set()
+
+    def read(self) -> None:
+        """Ship what the files contain now, without waiting for more."""
+        self._outbox.put_output(self.tailer.read(_MOST_PER_TURN))
+        self._tell()
+
+    def close(self) -> None:
+        """Cancel the task that reads, and close the files."""
+        if self._task is not None:
+            self._task.cancel()
+            if (growth := self.tailer.inotify.fileno()) >= 0:
+                asyncio.get_running_loop().remove_reader(growth)
+        self.tailer.close()
+
+    def _grown(self) -> None:
+        self.tailer.inotify.drain()
+        self._news.set()
+
+    async def _follow(self) -> None:
+        while True:
+            self._news.clear()
+            if self._outbox.full:
+                self._room.clear()
+                await self._room.wait()
+            pause = self._turn()
+            if pause == 0:
+                await asyncio.sleep(0)
+                continue
+            timer = asyncio.get_running_loop().call_later(pause, self._news.set) if pause is not None else None
+            try:
+                await self._news.wait()
+            finally:
+                if timer is not None:
+                    timer.cancel()
+
+    def _turn(self) -> float | None:
+        """Read, and return the seconds to wait for changes before the next turn; None: without a limit."""
+        self.read()
+        if self.tailer.has_backlog or self.tailer.bytes_read >= _MOST_PER_TURN:
+            return 0
+        if not self.tailer.has_grown and self.tailer.watch():
+            self.read()
+            if not self.tailer.has_grown:
+                return self.tailer.poll_interval
+        return TAIL_SECONDS
+
+
+class LogReader:
+    """Reads log files for those who look at the run, in daemon threads: nobody waits for these at the end."""
+
+    def __init__(self) -> None:
+        self._going_on = 0
+
+    async def read(self, work: Callable[[], LogAnswer]) -> LogAnswer:
+        """Do this in a thread. Raises BlockingIOError if too much goes on already, RuntimeError without a thread."""
+        if self._going_on >= MOST_READS:
+            msg = "the file system of the node does not answer"
+            raise BlockingIOError(msg)
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[LogAnswer] = loop.create_future()
+
+        def end(answer: LogAnswer | None, error: Exception | None) -> None:
+            self._going_on -= 1
+            if not future.done() and answer is not None:
+                future.set_result(answer)
+            elif not future.done() and error is not None:
+                future.set_exception(error)
+
+        def run() -> None:
+            answer, error = None, None
+            try:
+                answer = work()
+            except Exception as caught:  # noqa: BLE001
+                error = caught
+            loop.call_soon_threadsafe(end, answer, error)
+
+        thread = threading.Thread(target=run, daemon=True, name="raylaunch-log-reader")
+        thread.start()
+        self._going_on += 1
+        return await future
+
+
+async def _in_thread(work: Callable[[], _Result]) -> _Result:
+    """Do this in another thread, or in this one where no thread can be started."""
+    try:
+        future = asyncio.get_running_loop().run_in_executor(None, work)
+    except RuntimeError:  # "can't start new thread"
+        return work()
+    return await future

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -17,7 +17,6 @@ from raylaunch.cluster.agent.link import LinkDown
 from raylaunch.cluster.capability import Capability, DriverPart, DriverPort
 from raylaunch.cluster.driver.executor import Executor, last_attempt, port_in_use
 from raylaunch.cluster.driver.node_registry import AgentLinks, NodeRegistry
-from raylaunch.cluster.driver.node_warnings import NodeWarnings
 from raylaunch.cluster.driver.observer import Observer, RunRecord
 from raylaunch.cluster.driver.progress_monitor import ProgressMonitor
 from raylaunch.cluster.fleet_api import (
@@ -114,7 +113,7 @@ class Predecessor(Protocol):
 
 
 class Leadership(Protocol):
-    """What is different for a driver of a detached run, which others may follow: `takeover/fenced_leadership.py`."""
+    """What is different for a driver of a detached run, which others may follow: `takeover/succession.py`."""
 
     predecessor: Predecessor | None
     """None: this is the first driver of the run."""
@@ -581,3 +580,34 @@ def _deadline(text: str, now: RunTime) -> DeadlineSet:
     left = (end - datetime.now(timezone.utc)).total_seconds()
     why = f"`deadline` is {end.replace(tzinfo=None).isoformat(' ', 'seconds')}"
     return DeadlineSet(at=now, deadline=RunTime(now + left), why=why)
+
+
+class NodeWarnings:
+    """The warnings of all nodes of a run."""
+
+    def __init__(self, say: Callable[[str], None], said: Collection[str] = ()) -> None:
+        """`said`: what an earlier driver has said."""
+        self._say = say
+        self.said = set(said)
+        #: What matters as soon as there are several hosts.
+        self._of_several_hosts: set[str] = set()
+
+    def warn(self, text: str) -> None:
+        """Say this unless it was said before; `""`: there is nothing to say."""
+        if text and text not in self.said:
+            self.said.add(text)
+            self._say(text)
+
+    def came_up(self, up: AgentReady, *, several_hosts: bool, shares_host: bool) -> None:
+        """Say what the workers of a node get because of other nodes: on other hosts, or on its own."""
+        if shares_host and not up.threads:
+            self.warn(
+                "nodes share a host, so each worker has one OpenMP thread, as if they shared a node; "
+                "`cpus_per_worker` or OMP_NUM_THREADS gives it more"
+            )
+        if up.interface_env:
+            pairs = ", ".join(f"{name}={value}" for name, value in up.interface_env.items())
+            self._of_several_hosts.add(f"workers get {pairs}: other hosts cannot reach what they would use otherwise")
+        if several_hosts:
+            for text in sorted(self._of_several_hosts):
+                self.warn(text)

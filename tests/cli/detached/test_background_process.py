@@ -20,14 +20,14 @@ from tests.private_cluster import MARK, end_marked, marked
 MAIN = f"{NO_RAYLETS}; from raylaunch.cli.main import main; sys.exit(main())"
 INTERRUPTED = f"""{NO_RAYLETS}
 import os, signal
-from raylaunch.cli.detached import background_process
+from raylaunch.cli.detached import background_run
 from raylaunch.cli.main import main
-popen = background_process.subprocess.Popen
+popen = background_run.subprocess.Popen
 def start(*args, **kwargs):
     process = popen(*args, **kwargs)
     os.kill(os.getpid(), signal.SIGINT)
     return process
-background_process.subprocess.Popen = start
+background_run.subprocess.Popen = start
 signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.exit(main())
 """

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from raylaunch.cluster.agent import log_reader
-from raylaunch.cluster.agent.log_reader import LogReader
+from raylaunch.cluster.agent import agent as agent_module
+from raylaunch.cluster.agent.agent import LogReader
 from raylaunch.node.logs.log_files import LogAnswer
 
 
@@ -37,7 +37,7 @@ def test_a_file_system_that_does_not_answer_holds_up_so_many_reads():
 
     async def run() -> None:
         reader = LogReader()
-        stuck = [asyncio.ensure_future(reader.read(wait)) for _ in range(log_reader.MOST_READS)]
+        stuck = [asyncio.ensure_future(reader.read(wait)) for _ in range(agent_module.MOST_READS)]
         await asyncio.sleep(0)
         with pytest.raises(BlockingIOError):
             await reader.read(LogAnswer)

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from raylaunch.cluster.agent import log_shipper, outbox
-from raylaunch.cluster.agent.log_shipper import LogShipper
-from raylaunch.cluster.agent.outbox import Outbox
+from raylaunch.cluster.agent import agent as agent_module
+from raylaunch.cluster.agent.agent import LogShipper, Outbox
 from raylaunch.node.logs.tail import LogSource, LogTailer
 
 SECONDS = 100.0
@@ -24,7 +23,7 @@ class ShippingAgent:
     def __init__(self, folder: Path) -> None:
         self.path = folder / "log"
         self.path.touch()
-        self.outbox: Outbox[str] = Outbox()
+        self.outbox = Outbox()
         self.output_ready = asyncio.Event()
         self.shipper = LogShipper(self.outbox, self.tell)
         self.read_count = 0
@@ -59,12 +58,12 @@ class ShippingAgent:
         while before != self.read_count:
             assert time.monotonic() < end
             before = self.read_count
-            await asyncio.sleep(5 * log_shipper.TAIL_SECONDS)
+            await asyncio.sleep(5 * agent_module.TAIL_SECONDS)
 
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(log_shipper, "TAIL_SECONDS", 0.02)
+    monkeypatch.setattr(agent_module, "TAIL_SECONDS", 0.02)
 
     def run(body: Callable[[ShippingAgent], object]) -> None:
         async def whole() -> None:
@@ -103,7 +102,7 @@ def test_logs_are_polled_without_inotify(run, monkeypatch):
             agent.write(line)
             assert await agent.next_output() == line
             before = agent.read_count
-            await asyncio.sleep(5 * log_shipper.TAIL_SECONDS)
+            await asyncio.sleep(5 * agent_module.TAIL_SECONDS)
             assert agent.read_count > before
 
     run(body)
@@ -111,10 +110,10 @@ def test_logs_are_polled_without_inotify(run, monkeypatch):
 
 def test_a_full_outbox_pauses_reading(run, monkeypatch):
     """What is not read yet stays in the file, and none of it is lost."""
-    monkeypatch.setattr(outbox, "FULL", 100_000)
-    monkeypatch.setattr(outbox, "MOST_AT_ONCE", 50_000)
-    monkeypatch.setattr(log_shipper, "MOST_PER_TURN", 60_000)
-    monkeypatch.setattr(log_shipper, "LogTailer", partial(LogTailer, chunk=30_000))
+    monkeypatch.setattr(agent_module, "_FULL", 100_000)
+    monkeypatch.setattr(agent_module, "_MOST_AT_ONCE", 50_000)
+    monkeypatch.setattr(agent_module, "_MOST_PER_TURN", 60_000)
+    monkeypatch.setattr(agent_module, "LogTailer", partial(LogTailer, chunk=30_000))
     text = b"".join(b"%06d\n" % number for number in range(200_000))
 
     async def body(agent: ShippingAgent) -> None:
@@ -132,7 +131,7 @@ def test_a_full_outbox_pauses_reading(run, monkeypatch):
 
 def test_the_last_output_of_an_attempt_is_read_at_once(run, monkeypatch):
     """However long the poll interval is."""
-    monkeypatch.setattr(log_shipper, "TAIL_SECONDS", 3600.0)
+    monkeypatch.setattr(agent_module, "TAIL_SECONDS", 3600.0)
 
     async def body(agent: ShippingAgent) -> None:
         agent.write(b"one\n")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from raylaunch.cluster.driver.node_warnings import NodeWarnings
+from raylaunch.cluster.driver.driver import NodeWarnings
 from raylaunch.core.job.job import StartMethod
 from raylaunch.core.newtypes import HostId
 from raylaunch.node.protocol.node_status import AgentReady, Ready

@@ -32,7 +32,7 @@ from raylaunch.cluster.session.ray_session import nodes
 from raylaunch.cluster.succession import named_resources
 from raylaunch.cluster.succession.agent_session import Adoption, AgentSession
 from raylaunch.cluster.succession.registry_key import NAMESPACE
-from raylaunch.cluster.takeover.fenced_leadership import LedgerKeepers
+from raylaunch.cluster.takeover.succession import LedgerKeepers
 from raylaunch.core.job.job import Entrypoint, Job
 from raylaunch.core.placement.plan import make_plan
 from raylaunch.errors import ClusterError

@@ -13,7 +13,7 @@ import pytest
 from raylaunch.cluster.agent.agent import AgentReport
 from raylaunch.cluster.driver import driver as drivers
 from raylaunch.cluster.fleet_api import AgentLost, ReportReceived, SlotGranted
-from raylaunch.cluster.takeover import fenced_leadership
+from raylaunch.cluster.takeover import succession
 from raylaunch.cluster.takeover.ledger import load
 from raylaunch.core.job.job import Entrypoint, Job
 from raylaunch.core.monitoring.heartbeat import Heartbeat
@@ -150,7 +150,7 @@ def test_the_end_of_a_run(monkeypatch, answer, is_silent, heard_at, why):
 
     `answer`: what the head says, None: nothing. `heard_at`: when the agent on the other host has reported last.
     """
-    monkeypatch.setattr(fenced_leadership, "_OTHERS_SECONDS", 0.05)
+    monkeypatch.setattr(succession, "_OTHERS_SECONDS", 0.05)
     found, fleet = two_nodes()
     found._leadership._is_in_command = lambda: answer
     if is_silent:

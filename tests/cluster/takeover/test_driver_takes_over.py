@@ -28,8 +28,8 @@ from raylaunch.cluster.driver import driver as drivers
 from raylaunch.cluster.driver.driver import Driver, LoopCall
 from raylaunch.cluster.driver.run_folder import RunFolder
 from raylaunch.cluster.fleet_api import AgentAdopted, AgentLost, AgentsAdopted, HostDraining, ReportReceived
-from raylaunch.cluster.takeover.fenced_leadership import FencedLeadership
 from raylaunch.cluster.takeover.ledger import LastDriver, Ledger, RunFacts, load
+from raylaunch.cluster.takeover.succession import FencedLeadership
 from raylaunch.core.driver_replaced import DriverReplaced
 from raylaunch.core.failures.failure import WorkerError
 from raylaunch.core.history.run_status import StatusBuilder
