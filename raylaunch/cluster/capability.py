@@ -89,7 +89,10 @@ class DriverPart(Protocol):
         del now
 
     def lost(self, node: NodeId, *, is_dead: bool) -> None:
-        """Learn that a node is lost. `is_dead`: its agent's process is gone; else it is only silent."""
+        """Learn that a node is lost or released.
+
+        `is_dead`: its agent is killed, and what it held may be asked for; else it is only silent, or frees its memory.
+        """
         del node, is_dead
 
     def started(self, word: WorkersStarted) -> None:

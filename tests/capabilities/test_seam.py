@@ -112,6 +112,30 @@ def test_a_part_learns_of_a_node_that_is_lost_and_whether_it_is_dead(silent):
     assert notes == ["begun", ("node-2", not silent), "ended"]
 
 
+@pytest.mark.parametrize("breaks", [False, True])
+def test_a_part_learns_before_the_next_attempt_that_a_node_is_released_and_whether_what_it_holds_stays(breaks):
+    """It does if the workers had not saved: here one fails when they are asked to."""
+    notes, fleet = [], FakeFleet(2)
+
+    class Losing(Part):
+        def launched(self, now) -> None:
+            self.notes.append("launched")
+
+        def lost(self, node, *, is_dead) -> None:
+            self.notes.append((node, is_dead))
+
+    def propose(node, order) -> None:
+        fleet.obey(node, order)
+        if breaks:
+            fleet.fail(0)
+
+    fleet.overrides[ProposeCheckpoint] = propose
+    fleet.on_launched[1] = lambda: fleet.drain("node-2", 30.0)
+    fleet.on_launched[2] = fleet.finish
+    assert driver(fleet, partial(Losing, notes), nnodes="1:2", max_restarts=1).run().exit_code == 0
+    assert notes == ["begun", "launched", ("node-2", breaks), "launched", "ended"]
+
+
 def test_a_part_is_told_what_a_node_says_before_the_node_joins():
     """Else it would not know it when the first attempt begins."""
 

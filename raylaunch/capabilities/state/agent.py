@@ -229,8 +229,10 @@ class StateCopies(AgentPart):
         found = []
         for one in addresses:
             with contextlib.suppress(OSError, CopyRefusedError):
-                with transfer.connection(one, self._port.spec.copy_secret, seconds=_ASK_SECONDS) as line:
-                    held = transfer.ask(line, tuple[HeldCommit, ...], "held")
+                try:
+                    held = self._asked_of(one)
+                except ConnectionError:  # the agent is just being killed: its subreaper answers
+                    held = self._asked_of(one)
                 found.append(Holder(at=one, held=held))
 
         def learn() -> None:
@@ -239,6 +241,10 @@ class StateCopies(AgentPart):
 
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self._port.call(learn)
+
+    def _asked_of(self, address: CopyAddress) -> tuple[HeldCommit, ...]:
+        with transfer.connection(address, self._port.spec.copy_secret, seconds=_ASK_SECONDS) as line:
+            return transfer.ask(line, tuple[HeldCommit, ...], "held")
 
     def _fetch_all(self, work: _Work, order: RestoreOrder) -> None:
         """Get all parts that the node lacks, and then let its workers restore."""

@@ -83,7 +83,7 @@ class HeldState(DriverPart):
         return found
 
     def lost(self, node: NodeId, *, is_dead: bool) -> None:
-        """Let the next attempts ask the subreaper of an agent what it holds, unless the agent may be alive."""
+        """Let the next attempts ask the subreaper of an agent that is killed what it holds."""
         at = self._told.pop(node, StateStatus()).at
         if at is not None and is_dead:
             self._tries[replace(at, orphaned=True)] = _MOST_TRIES

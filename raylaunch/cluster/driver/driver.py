@@ -43,6 +43,7 @@ from raylaunch.core.machine.events_and_actions import (
     NodeJoined,
     NodeLost,
     Progressed,
+    Release,
     ReportUnsaved,
     RequestCheckpoint,
     StopRequested,
@@ -336,6 +337,10 @@ class Driver:
     def _perform(self, actions: list[Action]) -> tuple[Action, ...]:
         if self._leadership is not None:
             self._leadership.perform(actions)
+        for action in actions:
+            if isinstance(action, Release):
+                for part in self.parts.values():
+                    part.lost(action.node, is_dead=not action.frees_memory)
         if any(isinstance(action, Launch) for action in actions):
             self._follow()
         if any(isinstance(action, RequestCheckpoint) for action in actions):

@@ -297,7 +297,7 @@ class ForwardSignal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
-    """Stop a node's agent, and ignore its further reports. `frees_memory`: no agent after it needs what it holds."""
+    """Stop a node's agent, and ignore its further reports. `frees_memory`: no other node needs what it holds."""
 
     node: NodeId
     why: str

@@ -86,6 +86,7 @@ def stop_if_all_saved(run: Run, state: Saving) -> list[Action]:
         return []
     if state.step is not None:
         run.timing.save.saved(run.now - state.began)
+        run.world.has_saved = True
     ending = state.ending
     if ending is not None and ending.exit_code == ExitCode.RESUMABLE and state.step is not None:
         saved = f"all workers have saved after step {state.step}, and a new run goes on from there"

@@ -74,6 +74,8 @@ class World:
     """Whether all workers of some node have ended with exit code 0: the script is coming to its end."""
     has_progressed: bool = False
     """Whether its workers have made more than one step."""
+    has_saved: bool = False
+    """Whether all its workers have saved before a planned change: then no node that leaves is needed any more."""
     failures: list[Failure] = field(default_factory=list)
     deadline: Deadline | None = None
     """When the first of its nodes will be taken away; None: none will."""

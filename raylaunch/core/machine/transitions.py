@@ -39,7 +39,8 @@ def gather(run: Run, state: Gathering, why: str) -> list[Action]:
 
 def launch_world(run: Run, why: str, *, at_once: bool = False) -> list[Action]:
     """Launch the next attempt. `at_once`: workers of the last world may be alive, and may stay."""
-    chosen = run.chosen_next()
+    chosen, drained = run.chosen_next(), release_drained(run)
+    frees_memory = run.world.has_saved
     staying = run.world.staying_in(chosen) if at_once else ()
     run.world = World(
         attempt=max(run.world.attempt, run.world.told_attempt) + 1,
@@ -54,19 +55,22 @@ def launch_world(run: Run, why: str, *, at_once: bool = False) -> list[Action]:
     status = f"starting {run.workers_and_nodes}"
     run.enter(Starting(status=status, deadline=run.now + run.job.start_timeout, awaited=set(run.world.roster)))
     launch = Launch(attempt=run.world.attempt, roster=run.world.roster, why=why, staying=staying)
-    releases = [*release_drained(run), *release_surplus(run)]
+    releases = [*drained, *release_surplus(run, frees_memory=frees_memory)]
     return [launch, *releases, *run.set_timer("all workers must be started by then")]
 
 
 def release_drained(run: Run, kept: Collection[NodeId] = ()) -> list[Action]:
-    """Release the drained nodes except `kept`. The run needs them no more, and whoever drains them waits."""
+    """Release the drained nodes except `kept`. Whoever drains them waits.
+
+    If the world has not saved, the next one may need what they hold.
+    """
     drained = [node for node, member in run.nodes.items() if member.draining and node not in kept]
     for node in drained:
         run.members.remove(node)
-    return [Release(node=node, why="it is being drained", frees_memory=True) for node in drained]
+    return [Release(node=node, why="it is being drained", frees_memory=run.world.has_saved) for node in drained]
 
 
-def release_surplus(run: Run) -> list[Action]:
+def release_surplus(run: Run, *, frees_memory: bool = True) -> list[Action]:
     """Release nodes without workers beyond MAX and the spare ones: a person has requested fewer nodes."""
     if not run.is_resized:
         return []
@@ -75,7 +79,7 @@ def release_surplus(run: Run) -> list[Action]:
     surplus = idle[max(0, run.job.max_nodes + run.job.spares - taking_part) :]
     for node in surplus:
         run.members.remove(node)
-    return [Release(node=node, why="fewer nodes were requested", frees_memory=True) for node in surplus]
+    return [Release(node=node, why="fewer nodes were requested", frees_memory=frees_memory) for node in surplus]
 
 
 # The end of a world: any phase with a world -> STOPPING, or STARTING at once.

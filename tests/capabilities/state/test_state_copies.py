@@ -6,6 +6,7 @@ import contextlib
 import os
 import secrets
 import socket
+import struct
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -22,8 +23,10 @@ from raylaunch.core.machine.commits import Commit, CopyAddress, HeldCommit, Hold
 from raylaunch.core.newtypes import HostId, NodeId
 from raylaunch.core.placement.environment import Member, assign
 from raylaunch.node.state import inheritance, transfer
+from raylaunch.node.state.fast_dir import FastDir
 from raylaunch.node.state.fd_store import FdStore, FdStoreClient
-from raylaunch.node.state.state_files import FIRST_COPY
+from raylaunch.node.state.part_server import PartServer
+from raylaunch.node.state.state_files import FIRST_COPY, StateFiles
 from raylaunch.node.state.state_memory import StateMemory
 from raylaunch.node.state.transfer import CopyRefusedError, TornError
 from raylaunch.worker.heartbeats import shared_page as fields
@@ -526,6 +529,24 @@ def test_the_node_of_rank_0_asks_what_killed_agents_have_left(killed):
     assert {one.commit.steps for one in found.held} == {5, 6, 9}
     side.begin(3)
     assert side.told_of() == [own]
+    side.close()
+
+
+def test_an_agent_that_is_killed_while_it_is_asked_is_asked_again():
+    """Its subreaper answers then, at the same port."""
+    side = Side(1)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        at = CopyAddress(node=NodeId("killed"), host="127.0.0.1", port=listening.getsockname()[1], orphaned=True)
+        side.show(2, lost=(at,))
+        side.begin(2)
+        line, _ = listening.accept()
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close by a reset
+        line.close()
+        subreaper = PartServer(listening.dup(), StateFiles("", 0, FastDir()), secret=SECRET)
+        subreaper.start()
+        until(side.told_of, "the answer")
+        subreaper.close()
+    assert [one.at for one in side.told_of()] == [side.address, at]
     side.close()
 
 

@@ -100,9 +100,7 @@ def test_last_call_ends_when_max_nodes_joined():
     ]
 
 
-@pytest.mark.parametrize(
-    ("gone", "ordered"), [(lost, []), (draining, [Release(node="b", why="it is being drained", frees_memory=True)])]
-)
+@pytest.mark.parametrize(("gone", "ordered"), [(lost, []), (draining, [Release(node="b", why="it is being drained")])])
 def test_last_call_is_cancelled_below_min_nodes(gone, ordered):
     """If a node leaves during the last call and fewer than MIN are left, the last call is cancelled."""
     machine = gathering_machine(job("2:4"))

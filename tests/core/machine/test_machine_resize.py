@@ -40,8 +40,8 @@ from raylaunch.core.machine.state import Phase
 DRAIN_B = "b is being drained: spot"
 
 
-def release_drained(node: str) -> Release:
-    return Release(node=node, why="it is being drained", frees_memory=True)
+def release_drained(node: str, *, frees_memory: bool = True) -> Release:
+    return Release(node=node, why="it is being drained", frees_memory=frees_memory)
 
 
 def saving_machine(*nodes: str, at: float = 10.0, **settings: object) -> Machine:
@@ -261,6 +261,23 @@ def test_nodes_that_join_while_saving_take_part_in_the_next_attempt():
 # Nodes are drained.
 
 
+@pytest.mark.parametrize("saved", [(), ("a",)])
+def test_what_a_drained_node_holds_stays_if_the_world_breaks_before_all_have_saved(saved):
+    """The next world may need it, as where a host is lost whose parts of the last commit the drained node has."""
+    machine = saving_machine("a", "b", "c")
+    handle_all(machine, *(checkpointed(node, 11.0) for node in saved))
+    handle_all(machine, lost("c", 12.0), stopped("a", 13.0))
+    actions = handle_all(machine, stopped("b", 13.0))
+    assert actions[:2] == [launch(2, "a", why=actions[0].why), release_drained("b", frees_memory=False)]
+
+
+def test_what_a_drained_node_holds_is_not_needed_if_a_node_is_lost_after_all_have_saved():
+    machine = saving_machine("a", "b", "c")
+    handle_all(machine, *(checkpointed(node, 11.0) for node in "abc"))
+    handle_all(machine, lost("c", 12.0), stopped("a", 13.0))
+    assert release_drained("b") in handle_all(machine, stopped("b", 13.0))
+
+
 def test_several_drains_cause_one_resize():
     """Nodes that are drained while the workers save cause no further resize, and are left out as well."""
     machine = saving_machine("a", "b", "c", "d")
@@ -353,7 +370,7 @@ def test_drained_node_outside_the_attempt_is_released():
     """No worker depends on the node, so it is released at once."""
     machine = running_machine("a", nnodes="1:3")
     handle_all(machine, joined("b", 10.0))
-    assert handle_all(machine, draining("b", 11.0)) == [release_drained("b")]
+    assert handle_all(machine, draining("b", 11.0)) == [release_drained("b", frees_memory=False)]
     assert handle_all(machine, tick(15.0)) == []
     assert machine.phase is Phase.RUNNING
 
@@ -362,7 +379,7 @@ def test_drained_spare_does_not_affect_other_drained_nodes():
     """Releasing a drained spare keeps the drained node that is part of the attempt."""
     machine = running_machine("a", "b", multiple_of=4, spares=1)
     handle_all(machine, joined("c", 5.0, nproc=1), draining("b", 10.0, deadline=200.0))
-    assert handle_all(machine, draining("c", 11.0)) == [release_drained("c")]
+    assert handle_all(machine, draining("c", 11.0)) == [release_drained("c", frees_memory=False)]
     assert (machine.phase, set(machine.nodes)) == (Phase.RUNNING, {"a", "b"})
 
 
@@ -455,7 +472,8 @@ def test_no_replacement_of_a_drained_node_joins():
         stopping_timer(209.0),
     ]
     handle_all(machine, stopped("a", 170.0))
-    assert handle_all(machine, stopped("b", 171.0)) == [release_drained("b"), SetTimer(at=271.0, why="1 of 2 nodes")]
+    released = release_drained("b", frees_memory=False)
+    assert handle_all(machine, stopped("b", 171.0)) == [released, SetTimer(at=271.0, why="1 of 2 nodes")]
     assert handle_all(machine, lost("b", 172.0)) == []
     assert handle_all(machine, joined("c", 173.0))[0] == launch(2, "a", "c", why="2 of 2 nodes; c joined")
 

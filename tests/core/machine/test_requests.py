@@ -313,6 +313,13 @@ def test_fewer_nodes():
     assert machine.restarts == 0
 
 
+def test_what_a_node_that_is_given_back_holds_stays_if_the_world_breaks_before_all_have_saved():
+    machine = running_machine("a", "b", "c", "d", at=1.0)
+    handle_all(machine, resize_requested(2, 2, 10.0), lost("d", 11.0))
+    actions = handle_all(machine, *(stopped(node, 12.0) for node in "abc"))
+    assert Release(node="c", why="fewer nodes were requested") in actions
+
+
 def test_fewer_nodes_with_spare_ones():
     """As many spare nodes stay as the job has."""
     machine = running_machine("a", "b", "c", at=1.0, spares=1, nnodes="1:3")
