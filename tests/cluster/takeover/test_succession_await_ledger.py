@@ -109,7 +109,7 @@ def cluster(monkeypatch) -> Iterator[SimpleNamespace]:
     monkeypatch.setattr(named_resources, "announce", lambda _, epoch: found.announced.append(epoch))
     slots = SimpleNamespace(up_nodes=lambda: ["node-1"])
     ledger = SimpleNamespace(facts=SimpleNamespace(request=b""), slots=slots)
-    monkeypatch.setattr(succession, "load", lambda _: ledger)
+    monkeypatch.setattr(succession.ledgers, "load", lambda _: ledger)
     return found
 
 
