@@ -14,8 +14,6 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from raylaunch.worker.runtime import process_setup
-
 _PRCTL = ctypes.CDLL(None).prctl
 _PR_SET_NAME = 15
 _ARG_START, _ARG_END = 45, 46
@@ -61,6 +59,8 @@ def set_worker_title(title: str) -> None:
 
     A worker that stays in another attempt does the same again.
     """
+    from raylaunch.worker.runtime import process_setup  # noqa: PLC0415  # the subreaper stays small
+
     process_setup.title_setters[:] = [set_worker_title]
     _set_title(title, _original()[2])
 

@@ -6,9 +6,10 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
+from string import Template
 from typing import Any
 
-from raylaunch.core.job.job import Job
+from raylaunch.core.job.job import Entrypoint, Job
 from raylaunch.core.newtypes import NO_NODE, NodeId
 from raylaunch.core.placement import devices
 from raylaunch.core.placement.environment import Assignment, Rendezvous, worker_env
@@ -19,7 +20,7 @@ from raylaunch.node.protocol.forkserver_messages import StartStore
 from raylaunch.node.protocol.node_goal import LaunchWorkers
 from raylaunch.worker import RUN_DIR_VARIABLE
 from raylaunch.worker.heartbeats import heartbeat_writer, shared_page
-from raylaunch.worker.runtime import entry, files_wait
+from raylaunch.worker.runtime import files_wait
 from raylaunch.worker.runtime.spec import WorkerSpec
 
 _RECORDED = "flight_recorder_rank_"
@@ -154,7 +155,7 @@ class NodeSpec:
             local_rank=local_rank,
             kind=agent.kind,
             target=job.entrypoint.target,
-            args=entry.worker_args(job.entrypoint.args, local_rank, pass_local_rank=job.entrypoint.pass_local_rank),
+            args=_arguments(job.entrypoint, local_rank),
             kwargs=job.entrypoint.kwargs,
             payload=agent.payload,
             env=env,
@@ -193,3 +194,14 @@ class NodeSpec:
             port=job.master_port or port,
             fixed=job.master_port != 0,
         )
+
+
+def _arguments(entrypoint: Entrypoint, local_rank: int) -> tuple[Any, ...]:
+    """Return the arguments of one worker.
+
+    `${local_rank}` is replaced as torchrun does it, with `string.Template` (`torch/distributed/elastic/utils/api.py`),
+    so `$$` becomes `$`. `pass_local_rank` puts `--local-rank=N` before them, as `torch.distributed.launch` does.
+    """
+    given = entrypoint.args
+    own = [Template(word).safe_substitute(local_rank=local_rank) if isinstance(word, str) else word for word in given]
+    return (f"--local-rank={local_rank}", *own) if entrypoint.pass_local_rank else tuple(own)

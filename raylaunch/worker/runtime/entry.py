@@ -18,7 +18,6 @@ import pkgutil
 import sys
 import types
 from collections.abc import Callable, Sequence
-from string import Template
 from types import CodeType
 from typing import Any, BinaryIO
 
@@ -43,16 +42,6 @@ def demote_bootstrap_path() -> None:
     bootstrap = sys.path.pop(0)
     if bootstrap not in sys.path:
         sys.path.append(bootstrap)
-
-
-def worker_args(args: Sequence[Any], local_rank: int, *, pass_local_rank: bool) -> tuple[Any, ...]:
-    """Return the arguments of one worker.
-
-    `${local_rank}` is replaced as torchrun does it, with `string.Template` (`torch/distributed/elastic/utils/api.py`),
-    so `$$` becomes `$`. `pass_local_rank` puts `--local-rank=N` before them, as `torch.distributed.launch` does.
-    """
-    own = [Template(arg).safe_substitute(local_rank=local_rank) if isinstance(arg, str) else arg for arg in args]
-    return (f"--local-rank={local_rank}", *own) if pass_local_rank else tuple(own)
 
 
 def run(spec: WorkerSpec) -> object:

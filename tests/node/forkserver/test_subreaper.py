@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -149,3 +151,10 @@ def test_all_processes_end_with_their_agent(
             wait_stopped_by_signal(known[name])
     agent.end()
     wait_all_gone(agent.pids, mark)
+
+
+def test_the_subreaper_imports_nothing_of_workers() -> None:
+    """It stays small, and runs as long as the node."""
+    code = "import sys, raylaunch.node.forkserver.subreaper as _\nprint(*(n for n in sys.modules if n.startswith('raylaunch.')))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert {name.split(".")[1] for name in found} == {"node"}
