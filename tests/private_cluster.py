@@ -37,9 +37,12 @@ WARM = (
     *("ray.scripts.scripts", "ray._private.runtime_env.setup_hook", "ray._private.metrics_agent"),
     *("raylaunch.cli.main", "raylaunch.cli.api", "raylaunch.cli.config.load", "raylaunch.cli.html_report.page"),
     *("raylaunch.cluster.run", "raylaunch.cluster.session.ray_session", "raylaunch.cluster.agent.ray_actor"),
+    "warm_fork_servers",
 )
 """What Ray's own processes, drivers and agents import."""
 WORKERS = "workers.sock"
+WARM_TORCH = "RAYLAUNCH_TEST_WARM_TORCH"
+"""See warm_fork_servers.py."""
 _PATIENT = {"RAY_agent_register_timeout_ms": "150000"}
 """A raylet ends if its agents are not up by then; else after 30 s."""
 

@@ -35,8 +35,9 @@ from raylaunch.node.protocol.node_goal import StopWorkers
 from raylaunch.node.protocol.node_spec import AgentSpec
 from raylaunch.node.protocol.node_status import AgentReady, NodeStatus, Ready
 from tests.cluster.conftest import wait_until
-from tests.private_cluster import MARK, end_marked, marked
+from tests.private_cluster import MARK, WARM_TORCH, end_marked, marked
 
+TESTS = Path(__file__).parents[1]
 NO_RAYLETS = "import sys; from raylaunch.cluster.session import discovery; discovery.running = lambda *_: []"
 """Python code that hides the raylets of other tests, which run on this machine."""
 
@@ -54,10 +55,6 @@ def alone(tmp_path):
     assert not left
 
 
-WARM_TORCH = "RAYLAUNCH_TEST_WARM_TORCH"
-"""In the environment of a driver: the program by which it starts fork servers in place of Python, if any."""
-
-
 @pytest.fixture
 def alone_with_torch(alone, warm_torch):
     """The same, but fork servers find torch imported: each of them would take 3 s of CPU for it."""
@@ -72,13 +69,8 @@ def start(environ, folder: Path, script: str, *overrides: str, **job: Any) -> su
     program = (
         f"{NO_RAYLETS}; from raylaunch.cli.main import main; code = main(); print('ray' in sys.modules); exit(code)"
     )
-    if python := environ.get(WARM_TORCH):
-        program = f"""\
-import types
-from raylaunch.node.supervisor import forkserver_client
-assert forkserver_client.sys.executable
-forkserver_client.sys = types.SimpleNamespace(executable={python!r})
-{program}"""
+    if WARM_TORCH in environ:
+        program = f"import sys; sys.path.append({str(TESTS)!r}); import warm_fork_servers; sys.path.pop(); {program}"
     command = ["nice", "-n", "1", sys.executable, "-c", program, "job.yaml", *overrides]
     return subprocess.Popen(command, cwd=folder, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 

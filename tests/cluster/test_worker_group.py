@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from tests.cluster.conftest import left_in_ray, wait_until
-from tests.private_cluster import MARK, marked
+from tests.private_cluster import MARK, WARM_TORCH, marked
+from tests.warm_python import WarmPython
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
@@ -51,6 +52,12 @@ def error_of(work):
     except Exception as error:
         return type(error).__name__
 """
+
+
+@pytest.fixture
+def torch_env(warm_torch: WarmPython) -> dict[str, str]:
+    """The environment of a program whose ranks use torch."""
+    return {WARM_TORCH: str(warm_torch.executable())}
 
 
 def outcome(launcher: Any, program: str, **env: str) -> Any:
@@ -332,9 +339,9 @@ print(json.dumps(found))
 """
 
 
-def test_ranks_that_stay_keep_their_objects(launcher):
+def test_ranks_that_stay_keep_their_objects(launcher, torch_env):
     """With `elastic` and `State`: also one that waits for a call. No committed step is lost, nor done twice."""
-    assert outcome(launcher, ELASTIC) == {
+    assert outcome(launcher, ELASTIC, **torch_env) == {
         "weights": True,
         "steps": [1, 2, 3, 4, 5],
         "stayed": [True, False],
@@ -343,7 +350,7 @@ def test_ranks_that_stay_keep_their_objects(launcher):
     }
 
 
-def test_another_number_of_nodes(launcher):
+def test_another_number_of_nodes(launcher, torch_env):
     """A resize has its turn among the calls. `State` goes on, and ranks that stay keep their objects.
 
     What is too large for the cluster is refused at once; what the cluster does not provide in time is given up.
@@ -361,6 +368,7 @@ def restarted(restart):
     found["in on_restart"] = error_of(lambda: group.resize(1))
 
 settings = {"nproc_per_node": 1, "placement": "pack", "show": "none", "max_restarts": 2}
+all_cpus = ray.available_resources()["CPU"]
 with raylaunch.WorkerGroup(Model, on_restart=restarted, **settings) as group:
     before = group.submit("step")
     resized = concurrent.futures.ThreadPoolExecutor().submit(group.resize, 2)
@@ -377,7 +385,9 @@ with raylaunch.WorkerGroup(Model, on_restart=restarted, **settings) as group:
     found["quick"] = time.monotonic() - begun < 60  # not the ten minutes that a step may take
     found["same"] = group.resize(1), told[-1][1:3]
     found["wrong"] = [error_of(lambda value=value: group.resize(value)) for value in (1000, 0, "2:1", "many")]
-    free = placement_group([{"CPU": ray.available_resources()["CPU"]}])
+    while ray.available_resources()["CPU"] < all_cpus - 1:  # Ray has not yet all that the other node had
+        time.sleep(0.02)
+    free = placement_group([{"CPU": all_cpus - 1}])
     ray.get(free.ready())
     group._placement_seconds = 2
     try:
@@ -388,6 +398,7 @@ with raylaunch.WorkerGroup(Model, on_restart=restarted, **settings) as group:
     found["told"] = told
 print(json.dumps(found))
 """,
+        **torch_env,
     )
     assert found == {
         "in on_restart": "RuntimeError",
@@ -489,18 +500,18 @@ def test_groups_share_a_placement_group(launcher):
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def test_reinforcement_learning_goes_on(launcher):
+def test_reinforcement_learning_goes_on(launcher, torch_env):
     """The example gets the same reward where a rank of the policy and an actor of its own are killed."""
-    done = launcher.python(str(EXAMPLES / "rl_catch.py"), "--iterations", "6", "--kill")
+    done = launcher.python(str(EXAMPLES / "rl_catch.py"), "--iterations", "6", "--kill", env=torch_env)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "a rank has died: resuming after iteration 3" in done.stdout
     first, second = re.findall(r"final reward ([\d.]+)", done.stdout)
     assert first == second
 
 
-def test_an_adapter_has_the_methods_of_verl(launcher):
+def test_an_adapter_has_the_methods_of_verl(launcher, torch_env):
     """Its program ends with the same loss where a rank is killed."""
-    done = launcher.python(str(EXAMPLES / "verl_adapter.py"), "--steps", "6", "--kill")
+    done = launcher.python(str(EXAMPLES / "verl_adapter.py"), "--steps", "6", "--kill", env=torch_env)
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(set(re.findall(r"final loss ([\d.]+)", done.stdout))) == 1
     assert "restart 1 of 3" in done.stderr
@@ -531,7 +542,7 @@ def test_an_adapter_has_the_methods_of_verl(launcher):
     pool.remove()
     print(json.dumps(found))
     """
-    assert outcome(launcher, program, EXAMPLES=str(EXAMPLES)) == {
+    assert outcome(launcher, program, EXAMPLES=str(EXAMPLES), **torch_env) == {
         "size": 2,
         "one": [[0, [1, 2]], [1, [1, 2]]],
         "many": [[[0, "a"], [1, "b"]]] * 2,
