@@ -21,6 +21,7 @@ first.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 from contextlib import ContextDecorator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,7 @@ __all__ = [
     "WorldChanged",
     "checkpointed",
     "context",
+    "dataset_shard",
     "elastic",
     "heartbeat",
     "section",
@@ -48,6 +50,9 @@ __all__ = [
 
 RUN_DIR_VARIABLE = "RAYLAUNCH_RUN_DIR"
 """In a worker's environment: the run folder. It is not there if no files are kept."""
+
+dataset_shards: Mapping[str, Callable[[], Any]] = {}
+"""By the name of a dataset: what returns this rank's part. The rank's `WorkerGroup` sets it in each attempt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +168,25 @@ def section(name: str) -> Section:
         msg = f'`section` takes a name, as in `with section("validation")`; got {name!r}'
         raise TypeError(msg)
     return Section()
+
+
+def dataset_shard(name: str) -> Any:
+    """Return this rank's part of a dataset that its `WorkerGroup` was given, as a `ray.data.DataIterator`.
+
+        for batch in raylaunch.worker.dataset_shard("train").iter_torch_batches(batch_size=32):
+            ...
+
+    All ranks get as many rows, and iterate at the same time. Each iteration is an epoch. After a restart or a resize,
+    the dataset is split anew among the ranks that there are then: call this again, and keep no iterator from before.
+    The first use connects the process to Ray, which takes a second or two.
+
+    Raises LookupError if the group was given no dataset of this name, and in a process that is no rank of a group.
+    """
+    if name not in dataset_shards:
+        have = ", ".join(map(repr, dataset_shards)) or "none"
+        msg = f"this rank has no dataset {name!r}: `datasets` of its `WorkerGroup` has {have}"
+        raise LookupError(msg)
+    return dataset_shards[name]()
 
 
 def context() -> Context:

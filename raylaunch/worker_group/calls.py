@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +14,7 @@ from raylaunch.core.text import spans
 from raylaunch.errors import RaylaunchError
 from raylaunch.worker_group.lending import ObjectRef, Sent
 from raylaunch.worker_group.rank import packing
+from raylaunch.worker_group.rank.frames import Buffer
 
 _LARGE = 1_000_000
 """Bytes of arrays from which on they go through Ray's object store."""
@@ -192,6 +193,35 @@ class PackedArguments:
             for value, parts in zip(self._beside, self._parts, strict=True)
         )
         return [self._common, *own]
+
+
+class Datasets:
+    """Datasets of Ray Data, which are split among the ranks anew in each attempt."""
+
+    def __init__(self, datasets: Mapping[str, Any]) -> None:
+        """Raise TypeError for what is no dataset."""
+        for name, dataset in datasets.items():
+            if not hasattr(dataset, "streaming_split"):
+                msg = f"`datasets` has datasets of Ray Data, and {name!r} is of type {type(dataset).__qualname__}"
+                raise TypeError(msg)
+        self._datasets = dict(datasets)
+        #: By name, the parts by rank. A split lasts as long as these do.
+        self._shards: dict[str, Sequence[Any]] = {}
+
+    def split(self, world_size: int) -> None:
+        """End the split that there is, and make another one. Raises what Ray does."""
+        self.close()
+        self._shards = {
+            name: dataset.streaming_split(world_size, equal=True) for name, dataset in self._datasets.items()
+        }
+
+    def of(self, rank: int) -> list[Buffer]:
+        """Return a rank's parts as they are sent: each is a pickle of its own, since to unpickle it connects to Ray."""
+        return packing.packed({name: packing.packed(shards[rank]) for name, shards in self._shards.items()})
+
+    def close(self) -> None:
+        """End the split."""
+        self._shards = {}
 
 
 def is_connected() -> bool:

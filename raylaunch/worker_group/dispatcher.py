@@ -32,6 +32,7 @@ from raylaunch.core.text import count
 from raylaunch.errors import ClusterError, RunStoppedError
 from raylaunch.worker_group.calls import (
     CallFailedError,
+    Datasets,
     GroupRestart,
     PackedArguments,
     PendingCall,
@@ -42,7 +43,7 @@ from raylaunch.worker_group.calls import (
 from raylaunch.worker_group.lending import Deliveries, Delivery, Stored
 from raylaunch.worker_group.lines import GroupWorld, Heard, LineClosed, RankLine
 from raylaunch.worker_group.rank import packing
-from raylaunch.worker_group.rank.messages import Answer, Call, Create, End, RankHello, RankReady
+from raylaunch.worker_group.rank.messages import Answer, Begin, Call, End, RankHello, RankReady
 
 OnRestart = Callable[[GroupRestart], object]
 
@@ -128,7 +129,7 @@ class CallQueue:
 class CallDispatcher:
     """See the module. All but `submit` and `inbox` belongs to its thread."""
 
-    def __init__(self, creation: PackedArguments, on_restart: OnRestart | None) -> None:
+    def __init__(self, creation: PackedArguments, datasets: Datasets, on_restart: OnRestart | None) -> None:
         """`creation`: the arguments of the class."""
         self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         #: The newest attempt. Others read it, too.
@@ -140,6 +141,7 @@ class CallDispatcher:
         #: Why no call is carried out any more.
         self.error: BaseException | None = None
         self._creation = creation
+        self._datasets = datasets
         self._deliveries = Deliveries(self.inbox)
         self._calls = _Carrying(self._deliveries)
         self._restarts = _Restarting(on_restart, self.inbox)
@@ -223,20 +225,25 @@ class CallDispatcher:
         if hello.attempt < self.world.attempt or self._run.is_closing:
             line.close()
             return
-        if hello.attempt > self.world.attempt:
-            self.world.close()
-            self._deliveries.release(-self.world.attempt)
-            self.world = GroupWorld(hello.attempt, hello.world_size)
-        self.world.add(line, hello)
-        if hello.has_object:
-            return
+        rank = hello.place.rank
         try:
-            self._creation.check(hello.world_size)
-        except ValueError as error:
+            if hello.attempt > self.world.attempt:
+                self._begin_attempt(hello.attempt, hello.world_size)
+            self.world.add(line, hello)
+            arguments = [] if hello.has_object else self._creation.of(rank)
+            values = [self._datasets.of(rank), *arguments]
+        except Exception as error:  # noqa: BLE001
             self._fail(error)
         else:
-            own = self._creation.of(hello.place.rank)
-            self._deliveries.send(-hello.attempt, line, hello.ray_node, Create(), own)
+            self._deliveries.send(-hello.attempt, line, hello.ray_node, Begin(), values)
+
+    def _begin_attempt(self, attempt: int, world_size: int) -> None:
+        """Raise ValueError if the class has parts for another number of ranks, and what Ray does for a dataset."""
+        self.world.close()
+        self._deliveries.release(-self.world.attempt)
+        self.world = GroupWorld(attempt, world_size)
+        self._creation.check(world_size)
+        self._datasets.split(world_size)
 
     def _undelivered(self, delivery: Delivery, error: BaseException) -> None:
         if isinstance(delivery.message, Call):
@@ -296,6 +303,7 @@ class CallDispatcher:
         self._resizing.fail(self.error)
         self._restarts.fail(self.error)
         self._deliveries.close()
+        self._datasets.close()
         self.ended.set()
         self.started.set()
         with contextlib.suppress(queue.Empty):

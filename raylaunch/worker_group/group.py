@@ -19,7 +19,15 @@ from raylaunch.core.newtypes import HostId
 from raylaunch.core.text import count
 from raylaunch.errors import ClusterError, ConfigError, InterruptedByUserError, RunStoppedError
 from raylaunch.worker_group import ray_node
-from raylaunch.worker_group.calls import GroupCall, PackedArguments, PendingCall, PendingResize, fail, is_connected
+from raylaunch.worker_group.calls import (
+    Datasets,
+    GroupCall,
+    PackedArguments,
+    PendingCall,
+    PendingResize,
+    fail,
+    is_connected,
+)
 from raylaunch.worker_group.dispatcher import (
     CallDispatcher,
     CloseGroup,
@@ -66,6 +74,7 @@ class WorkerGroup:
         *args: Any,
         placement_group: Any = None,
         bundles: Sequence[int] | None = None,
+        datasets: Mapping[str, Any] | None = None,
         on_restart: OnRestart | None = None,
         kwargs: Mapping[str, Any] | None = None,
         **settings: Any,
@@ -77,6 +86,8 @@ class WorkerGroup:
 
         `placement_group` is one of the caller's, and is never removed. Its `bundles` (their indices; None: all) are the
         nodes of the run, in the order of `rank_env`.
+
+        `datasets` are of Ray Data, by name. A rank gets its part by `raylaunch.worker.dataset_shard(name)`.
 
         `on_restart` is called with a `GroupRestart` when the group is whole again after a restart, in a thread of this
         process, and before any call is carried out; calls that it makes are.
@@ -91,7 +102,7 @@ class WorkerGroup:
         given = _given(placement_group, bundles, job)
         if given is not None:
             job = {"nnodes": len(given.places), "placement": "pack"} | job
-        self._dispatcher = CallDispatcher(PackedArguments(args, own), on_restart)
+        self._dispatcher = CallDispatcher(PackedArguments(args, own), Datasets(datasets or {}), on_restart)
         self._server = LineServer(_own_address(job), self._dispatcher.inbox)
         self._lock = threading.Lock()
         address = self._server.address

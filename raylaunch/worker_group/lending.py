@@ -13,7 +13,7 @@ from typing import Any
 
 from raylaunch.worker_group.lines import RankLine
 from raylaunch.worker_group.rank.frames import Buffer
-from raylaunch.worker_group.rank.messages import Call, Create
+from raylaunch.worker_group.rank.messages import Begin, Call
 from raylaunch.worker_group.rank.shared_parts import SharedParts
 
 ObjectRef = Any
@@ -27,11 +27,11 @@ class Delivery:
     """Arguments on their way to a rank. It is told by the inbox whenever one of its objects is there."""
 
     number: int
-    """Of the call; of the arguments of the class, see `Deliveries.send`."""
+    """Of the call; of the begin of an attempt, see `Deliveries.send`."""
     line: RankLine
     node: str
     """Of the rank, in Ray."""
-    message: Create | Call
+    message: Begin | Call
     values: Sequence[Sent]
     lent: dict[ObjectRef, Future[bytes]]
     is_over: bool = False
@@ -62,7 +62,7 @@ class Deliveries:
         #: By number of the call, Ray node and object. Each object is lent once on each node.
         self._lent: dict[int, dict[tuple[str, ObjectRef], Future[bytes]]] = {}
 
-    def send(self, number: int, line: RankLine, node: str, message: Create | Call, values: Sequence[Sent]) -> None:
+    def send(self, number: int, line: RankLine, node: str, message: Begin | Call, values: Sequence[Sent]) -> None:
         """Send a message with its values, now or when the objects among them are at the rank's node.
 
         `number`: `release` is called with it.

@@ -415,36 +415,64 @@ print(json.dumps(found))
 
 
 def test_each_rank_reads_its_part_of_a_dataset(launcher):
-    """Of Ray Data: by an iterator that it gets in a call; another one after a rank has died."""
-    pytest.importorskip("pyarrow")
+    """Of Ray Data, in each epoch; after a rank has died in one, and after a resize, of a split among those there are.
+
+    A split can also be an argument. Nothing of a split outlives the group.
+    """
     found = outcome(
         launcher,
         """
-        import ray.data
+        import ray.data, raylaunch.worker
+        from ray._private.state import actors
 
         class Reader(Counter):
-            def read(self, part, die=False):
-                rows = [int(row) for batch in part.iter_batches(batch_size=10) for row in batch["id"]]
-                if die and self.rank:
-                    os.kill(os.getpid(), signal.SIGKILL)
+            def read(self, part=None, die=""):
+                part = part or raylaunch.worker.dataset_shard("train")
+                rows = []
+                for batch in part.iter_batches(batch_size=10):
+                    rows += map(int, batch["id"])
+                    if die and self.rank == 1 and not os.path.exists(die):
+                        open(die, "w").close()
+                        os.kill(os.getpid(), signal.SIGKILL)
                 return rows
+            def missing(self):
+                raylaunch.worker.dataset_shard("test")
+
+        def coordinators():
+            found = actors().values()
+            return [a for a in found if a["ActorClassName"] == "SplitCoordinator" and a["State"] != "DEAD"]
 
         ray.init(log_to_driver=False, logging_level="ERROR")
         ray.data.DataContext.get_current().enable_progress_bars = False
         numbers = ray.data.range(100, override_num_blocks=10)
-        found = []
-        with group_of(Reader, 0, max_restarts=1, cpus_per_worker=0.1) as group:
-            parts = lambda: raylaunch.scatter(numbers.streaming_split(len(group), equal=True))
-            found.append(group.call("read", parts()))
+        found, died = [], os.path.abspath("died")
+        settings = {"placement": "pack", "max_restarts": 1, "cpus_per_worker": 0.1}
+        with group_of(Reader, 0, datasets={"train": numbers}, **settings) as group:
+            found += [group.call("read"), group.call("read"), group.call("read", die=died, retry=True)]
+            found.append(group.call("read", raylaunch.scatter(numbers.streaming_split(len(group), equal=True))))
+            group.resize(2)
+            found.append(group.call("read"))
             try:
-                group.call("read", parts(), die=True)
-            except raylaunch.RankRestartedError:
-                found.append(group.call("read", parts()))
+                group.call("missing")
+            except raylaunch.CallFailedError as error:
+                missing = str(error.__cause__)
+        until = time.monotonic() + 60
+        while coordinators() and time.monotonic() < until:
+            time.sleep(0.1)
         print(json.dumps({"each": [[len(rows) for rows in parts] for parts in found],
-                          "all": [sorted(row for rows in parts for row in rows) == [*range(100)] for parts in found]}))
+                          "all": [sorted(row for rows in parts for row in rows) == [*range(100)] for parts in found],
+                          "died": os.path.exists(died), "missing": missing, "left": len(coordinators()),
+                          "wrong": error_of(lambda: group_of(Reader, 0, datasets={"train": [1, 2]}))}))
         """,
     )
-    assert found == {"each": [[50, 50], [50, 50]], "all": [True, True]}
+    assert found == {
+        "each": [*[[50, 50]] * 4, [25] * 4],
+        "all": [True] * 5,
+        "died": True,
+        "missing": "this rank has no dataset 'test': `datasets` of its `WorkerGroup` has 'train'",
+        "left": 0,
+        "wrong": "TypeError",
+    }
 
 
 def test_groups_share_a_placement_group(launcher):

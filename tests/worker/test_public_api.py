@@ -492,3 +492,8 @@ def test_the_optimizer_of_a_program_that_uses_the_api_is_counted(alone_worker):
     alone_worker.script(text, "uses_the_api.py")
     alone_worker.module("uses_the_api", env=alone_worker.shared.env()).printed()
     assert alone_worker.shared.slot() == {"PROGRESS": 5, "LAST_STEP": 103, "POLLED_STEP": 103}
+
+
+def test_a_process_that_is_no_rank_of_a_group_has_no_dataset() -> None:
+    with pytest.raises(LookupError, match="no dataset 'train': `datasets` of its `WorkerGroup` has none"):
+        worker.dataset_shard("train")

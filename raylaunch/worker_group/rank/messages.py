@@ -1,7 +1,7 @@
 """What the caller and a rank of its group tell each other.
 
-The rank says `RankHello`. Unless it has kept its object, it gets `Create`. It says `RankReady` when it can be called,
-and answers each `Call` by an `Answer`, until it gets `End`.
+The rank says `RankHello`, and gets `Begin`. It says `RankReady` when it can be called, and answers each `Call` by an
+`Answer`, until it gets `End`.
 """
 
 from __future__ import annotations
@@ -40,8 +40,12 @@ class RankHello:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Create:
-    """Make the object. The parts are the arguments of its class, by `lengths`."""
+class Begin:
+    """Begin an attempt: make the object, unless the rank has it.
+
+    The parts are, by `lengths`, the rank's parts of datasets, and the arguments of the class as in `Call`, unless the
+    rank has its object.
+    """
 
     lengths: tuple[int, ...] = ()
 

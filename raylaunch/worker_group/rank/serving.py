@@ -8,14 +8,15 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import raylaunch.worker
 from raylaunch.core.failures.failure import is_of_lost_peer
 from raylaunch.worker.heartbeats import heartbeat_writer
 from raylaunch.worker_group.rank import frames, packing, shared_parts
-from raylaunch.worker_group.rank.messages import Answer, Call, Create, End, GroupRank, RankHello, RankReady
+from raylaunch.worker_group.rank.messages import Answer, Begin, Call, End, GroupRank, RankHello, RankReady
 
 ADMITTED = b"+"
 RAY_NODE = "RAYLAUNCH_RAY_NODE"
@@ -43,16 +44,19 @@ class RankServer:
     def __call__(self) -> None:
         """Make the object and answer calls, until the caller has no more."""
         with self._connected() as line:
-            self._create(line)
             self._line = line
             run = raylaunch.worker.elastic(self._serve) if is_elastic(self._kind) else self._serve
             run()
 
-    def _create(self, line: socket.socket) -> None:
+    def _begin(self, line: socket.socket) -> None:
         message, parts = frames.receive(line)
-        assert isinstance(message, Create)
-        args, kwargs = _arguments(parts, message.lengths)
-        self._object = self._kind(*args, **kwargs)
+        assert isinstance(message, Begin)
+        datasets, *arguments = packing.split(parts, message.lengths)
+        shards = packing.unpacked(datasets)
+        raylaunch.worker.dataset_shards = {name: partial(packing.unpacked, shard) for name, shard in shards.items()}
+        if self._object is _NOTHING:
+            args, kwargs = _arguments(arguments)
+            self._object = self._kind(*args, **kwargs)
 
     def _serve(self) -> None:
         """Answer calls. A rank that stays leaves this by an exception, and enters it again in the next attempt."""
@@ -80,7 +84,7 @@ class RankServer:
 
     def _answer(self, call: Call, parts: list[bytearray]) -> tuple[Answer, list[frames.Buffer]]:
         try:
-            args, kwargs = _arguments(parts, call.lengths)
+            args, kwargs = _arguments(packing.split(parts, call.lengths))
             result = getattr(self._object, call.method)(*args, **kwargs)
             found = packing.packed(result)
             if not call.shares_result:
@@ -99,7 +103,7 @@ class RankServer:
 
     @contextlib.contextmanager
     def _connected(self) -> Any:
-        """Connect to the caller, and say which rank this is."""
+        """Connect to the caller, say which rank this is, and begin the attempt."""
         context = raylaunch.worker.context()
         hello = RankHello(
             place=GroupRank(
@@ -116,6 +120,7 @@ class RankServer:
         )
         with _admitted(self._address, f"{self._secret} {context.attempt}:{context.rank}\n".encode()) as line:
             frames.send(line, hello)
+            self._begin(line)
             yield line
 
 
@@ -161,8 +166,8 @@ def _admitted(address: tuple[str, int], hello: bytes) -> socket.socket:
         time.sleep(0.1)
 
 
-def _arguments(parts: list[bytearray], lengths: tuple[int, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    arguments, *scattered = packing.split(parts, lengths)
+def _arguments(values: Sequence[Sequence[frames.Buffer]]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    arguments, *scattered = values
     load: Callable[[int], object] = lambda number: packing.unpacked(scattered[number])  # noqa: E731
     found: tuple[tuple[Any, ...], dict[str, Any]] = packing.unpacked(arguments, load)
     return found
