@@ -17,13 +17,14 @@ from typing import Any
 
 import numpy as np
 import ray
+import ray.data
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import raylaunch
 import raylaunch.worker
 
-GROUP, ACTORS, LAUNCH = "raylaunch", "bare actors", "launch"
+GROUP, ACTORS, LAUNCH, TRAIN = "raylaunch", "bare actors", "launch", "Ray Train"
 RANKS = 4
 _WARM = 3
 """Calls before those that count."""
@@ -42,6 +43,25 @@ class Idle:
     def take(self, array: np.ndarray) -> int:
         """Look at each page of an array."""
         return int(array[:: 4096 // array.itemsize].sum())
+
+
+class Reader:
+    """Reads its part of a dataset."""
+
+    def epochs(self, number: int) -> list[tuple[float, float]]:
+        """Return when each epoch has begun and ended."""
+        return read(raylaunch.worker.dataset_shard("train"), number)
+
+
+def read(shard: Any, epochs: int) -> list[tuple[float, float]]:
+    """Read all batches of a part, and one epoch before, which does not count. Return when each has begun and ended."""
+    found = []
+    for _ in range(1 + epochs):
+        began = time.monotonic()
+        for batch in shard.iter_batches(batch_size=1024):
+            batch["data"].sum()
+        found.append((began, time.monotonic()))
+    return found[1:]
 
 
 class Learner:
@@ -133,6 +153,41 @@ def starts(size: dict[str, int], folder: Path) -> Samples:
     return found
 
 
+def datasets(size: dict[str, int], folder: Path) -> Samples:
+    """Read a dataset with four ranks, then with four workers of Ray Train. Seconds of each epoch, until all are done."""
+    rows = size["megabytes"] * 1000
+    dataset = ray.data.range_tensor(rows, shape=(125,), override_num_blocks=16).materialize()
+    found: Samples = {GROUP: [], TRAIN: []}
+    settings = _SETTINGS | {"cpus_per_worker": 0.1, "nproc_per_node": RANKS}
+    for _ in range(size["readers"]):
+        with raylaunch.WorkerGroup(Reader, datasets={"train": dataset}, **settings) as group:
+            found[GROUP] += _epochs(group.call("epochs", size["epochs"]))
+        if size["of_ray_train"]:
+            found[TRAIN] += _epochs(_read_by_ray_train(dataset, size["epochs"], folder))
+    return {name: times for name, times in found.items() if times}
+
+
+def _epochs(by_rank: list[list[tuple[float, float]]]) -> list[float]:
+    return [max(end for _, end in ranks) - min(begin for begin, _ in ranks) for ranks in zip(*by_rank, strict=True)]
+
+
+def _read_by_ray_train(dataset: Any, epochs: int, folder: Path) -> list[list[tuple[float, float]]]:
+    import ray.train
+    from ray.train.torch import TorchTrainer
+
+    def work() -> None:
+        found = read(ray.train.get_dataset_shard("train"), epochs)
+        (folder / f"read-{ray.train.get_context().get_world_rank()}.json").write_text(json.dumps(found))
+
+    TorchTrainer(
+        work,
+        datasets={"train": dataset},
+        scaling_config=ray.train.ScalingConfig(num_workers=RANKS, resources_per_worker={"CPU": 0.1}),
+        run_config=ray.train.RunConfig(name="read", storage_path=str(folder / "storage")),
+    ).fit()
+    return [json.loads((folder / f"read-{rank}.json").read_text()) for rank in range(RANKS)]
+
+
 def _start(name: str, path: str) -> float:
     settings = _SETTINGS | {"nnodes": 2, "nproc_per_node": RANKS // 2, "backend": "gloo"}
     began = time.monotonic()
@@ -152,7 +207,8 @@ def main(folder: Path, size: dict[str, int]) -> None:
     """Measure one after the other."""
     ray.init(log_to_driver=False)
     os.chdir(folder)
-    found = {**calls(size), "death": deaths(size, folder), "start": starts(size, folder)}
+    found = {**calls(size), "data": datasets(size, folder), "death": deaths(size, folder)}
+    found["start"] = starts(size, folder)
     (folder / "found.json").write_text(json.dumps(found))
 
 

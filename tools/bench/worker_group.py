@@ -1,6 +1,7 @@
 """Calls of a `WorkerGroup` with four ranks, beside `ray.get` of calls of four bare actors on the same node, in turn.
 
-First without arguments, then with one object of 100 MB, of which each rank reads each page. Then rank 1 of 2 x 2 dies in a
+First without arguments, then with one object of 100 MB, of which each rank reads each page. Then four ranks read a dataset
+of 100 MB, in turn with four workers of Ray Train. Then rank 1 of 2 x 2 dies in a
 call with `retry=True`: a DDP model of 10 MB, 100 MB of `State` on each rank, and the other ranks stay; beside it, Ray Train
 v2 builds its workers again, of a script without a model. Last, a group of 2 x 2 is started, in turn with `launch`.
 """
@@ -31,6 +32,9 @@ class Size:
     megabytes: int = 100
     deaths: int = 30
     starts: int = 4
+    readers: int = 3
+    epochs: int = 5
+    """Of a dataset, by each group that reads it."""
     of_ray_train: int = 1
     """Deaths that Ray Train is to survive."""
 
@@ -61,6 +65,13 @@ def measure(cluster: Cluster, scratch: Path, size: Size) -> Outcome:
             unit="s",
             samples={name: tuple(times) for name, times in found["object"].items()},
             goals=(figures.ratio(1, ACTORS),),
+        ),
+        Figure(
+            name=f"epoch of {size.megabytes} MB",
+            what="From the begin of an epoch of a dataset of Ray Data until four ranks have read their parts.",
+            unit="s",
+            samples={name: tuple(times) for name, times in found["data"].items()},
+            goals=(figures.ratio(1.11, RAY_TRAIN),),
         ),
         Figure(
             name="call in which a rank dies",
@@ -97,5 +108,5 @@ def _beside(parts: tuple[Figure, ...]) -> Detail:
 BENCH = Bench(
     measure=measure,
     full=Size(),
-    smoke=Size(calls=3, objects=1, megabytes=8, deaths=1, starts=2, of_ray_train=0),
+    smoke=Size(calls=3, objects=1, megabytes=8, deaths=1, starts=2, readers=1, epochs=1, of_ray_train=0),
 )
