@@ -236,12 +236,7 @@ def _ref_types() -> tuple[type, ...]:
 
 
 def _sent(part: Any) -> Sent:
-    return part if isinstance(part, _ref_types()) else _packed(part, _refuse_ref)
-
-
-def _refuse_ref(obj: object) -> None:
-    if isinstance(obj, _ref_types()):
-        raise TypeError("an ObjectRef inside of a part of `scatter`: fetch it before, by `ray.get`")
+    return part if isinstance(part, _ref_types()) else _packed(part, packing.refuse_ref)
 
 
 def _packed(value: object, identify: Callable[[object], Any]) -> Sent:

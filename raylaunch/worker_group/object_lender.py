@@ -15,8 +15,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import ray
-
 from raylaunch.cluster.ray_api.store_files import StoreFiles
 from raylaunch.worker_group.rank import packing, shared_parts
 from raylaunch.worker_group.rank.frames import Buffer
@@ -56,7 +54,7 @@ class ObjectLender:
         Those that have not unpickled it yet need the lease of the call with this number.
         """
         is_packed = isinstance(value, StoredParts)
-        parts = value.parts if is_packed else packing.packed(value, _refuse_ref)
+        parts = value.parts if is_packed else packing.packed(value, packing.refuse_ref)
         store = StoreFiles()
         shared, own = shared_parts.share(parts, store.place)
         if not shared.buffers:
@@ -86,8 +84,3 @@ def _hold(held: int, files: Sequence[int], parts: Sequence[Buffer]) -> None:
     for descriptor in (held, *files):
         os.close(descriptor)
     del parts
-
-
-def _refuse_ref(obj: object) -> None:
-    if isinstance(obj, ray.ObjectRef):
-        raise TypeError("an ObjectRef inside of an object that is fetched: fetch it before, by `ray.get`")

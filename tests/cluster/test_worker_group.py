@@ -221,7 +221,7 @@ def test_objects_of_ray(launcher):
                     if start <= place < end:
                         return "plasma" in line, array.flags.writeable
             def is_full_of(self, number):
-                return bool((self.array == number).all())
+                return self.array is not None and bool((self.array == number).all())
             def drop(self):
                 self.array = None
             def make(self, number):
@@ -234,6 +234,10 @@ def test_objects_of_ray(launcher):
             def sum(self, value):
                 return int(value["array"].sum())
 
+        def kill_lender(group):
+            (lender,) = group._dispatcher._deliveries._lenders.values()
+            os.kill(ray.get(lender.__ray_call__.remote(lambda self: os.getpid())), signal.SIGKILL)
+
         def free():
             return int(ray.available_resources()["object_store_memory"])
 
@@ -244,7 +248,7 @@ def test_objects_of_ray(launcher):
             return free() >= bytes
 
         first = free()
-        with group_of(Keeper, ray.put(np.full(500_000, 3)), max_restarts=2) as group:
+        with group_of(Keeper, ray.put(np.full(500_000, 3)), max_restarts=4) as group:
             found = {"created": group.call("is_full_of", 3)}
             kept = ray.put(np.full(500_000, 7))
             found["mapped"] = group.call("take", kept)
@@ -255,13 +259,14 @@ def test_objects_of_ray(launcher):
             found["plain"] = group.call("take", np.full(500_000, 8))[0][1], group.call("is_full_of", 8)
             group.call("drop")
             refs = group.call("make", 2, returns="ref")
-            (lender,) = group._dispatcher._deliveries._lenders.values()
-            os.kill(ray.get(lender.__ray_call__.remote(lambda self: os.getpid())), signal.SIGKILL)
+            kill_lender(group)
             found["without lender"] = group.call("take", ray.put(np.ones(500_000)), retry=True)
             found["restarts"] = group._dispatcher.world.attempt
-            one = group.call_one(1, "make", 4, returns="ref")
+            kill_lender(group)
+            found["not held"] = error_of(lambda: group.call("is_full_of", 1))
+            one = group.call_one(1, "make", 4, returns="ref", retry=True)
             found["wrong"] = error_of(lambda: group.call("make", 1, returns="refs"))
-            found["through"] = group.call("is_full_of", raylaunch.scatter([ray.put(1), ray.put(2)]))
+            found["through"] = group.call("is_full_of", raylaunch.scatter([ray.put(3), ray.put(2)]))
         values = ray.get(refs)
         found["refs"] = [(value["rank"], int(value["array"].sum())) for value in values]
         found["read"] = ray.get([Reader.remote().sum.remote(ref) for ref in (refs[1], one)])
@@ -281,6 +286,7 @@ def test_objects_of_ray(launcher):
         "plain": [True, [True, True]],
         "without lender": [[True, False]] * 2,
         "restarts": 2,
+        "not held": "RankRestartedError",
         "wrong": "ValueError",
         "through": [True, False],
         "refs": [[0, 1_000_000], [1, 1_000_000]],

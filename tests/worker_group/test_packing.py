@@ -8,6 +8,7 @@ import threading
 
 import numpy as np
 import pytest
+import ray
 import torch
 
 from raylaunch.worker_group.calls import (
@@ -73,6 +74,12 @@ def test_each_rank_gets_its_own_part() -> None:
         assert kwargs["again"] is where["part"]
     with pytest.raises(ValueError, match="`scatter` got 2 parts, and the group has 3 ranks"):
         arguments.check(3)
+
+
+def test_no_object_of_ray_is_inside_of_another(monkeypatch) -> None:
+    monkeypatch.setattr(ray, "ObjectRef", GroupRestart)
+    with pytest.raises(TypeError, match="an ObjectRef inside of a part"):
+        PackedArguments([scatter([[object.__new__(GroupRestart)], 2])], {})
 
 
 def test_frames_are_whole() -> None:

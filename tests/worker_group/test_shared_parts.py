@@ -40,6 +40,19 @@ def test_what_is_mapped_can_be_written_to() -> None:
         shared.parts()
 
 
+def test_a_holder_that_dies_is_noticed_as_long_as_anything_refers_to_what_it_held() -> None:
+    shared, own = shared_parts.share([b"", np.full(5_000, 1)])
+    reading, writing = os.pipe()
+    parts = shared_parts.SharedParts(stream=b"", buffers=shared.buffers, lease=shared_parts.path_of(writing)).parts()
+    os.close(writing)
+    assert not shared_parts.is_any_lost()
+    os.close(reading)
+    assert shared_parts.is_any_lost()
+    del parts
+    assert not shared_parts.is_any_lost()
+    os.close(own)
+
+
 def test_only_empty_buffers_can_be_mapped() -> None:
     shared, own = shared_parts.share(packing.packed(np.empty(0)))
     assert pickle.loads(shared.dumped()).size == 0

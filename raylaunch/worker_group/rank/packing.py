@@ -34,6 +34,12 @@ def packed(value: object, identify: Callable[[object], Any] = lambda _: None) ->
         return [file.getvalue(), *(buffer.raw() for buffer in buffers)]
 
 
+def refuse_ref(obj: object) -> None:
+    """Raise TypeError for an ObjectRef: an `identify` for values in which none can be sent."""
+    if isinstance(obj, getattr(sys.modules.get("ray"), "ObjectRef", ())):
+        raise TypeError("an ObjectRef inside of a part of `scatter` or of an object of Ray's: fetch it, by `ray.get`")
+
+
 def unpacked(parts: Sequence[Buffer], load: _Load | None = None) -> Any:
     """Return the value. `load`: returns the object of a name that `identify` gave."""
     token = _load.set(load) if load is not None else None

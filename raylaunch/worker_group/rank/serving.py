@@ -79,7 +79,10 @@ class RankServer:
         if isinstance(message, End):
             return False
         assert isinstance(message, Call)
-        frames.send(line, *self._answer(message, parts))
+        _check_objects()
+        answer = self._answer(message, parts)
+        _check_objects()
+        frames.send(line, *answer)
         return True
 
     def _answer(self, call: Call, parts: list[bytearray]) -> tuple[Answer, list[frames.Buffer]]:
@@ -141,6 +144,12 @@ def _waiting_for_call() -> Iterator[None]:
     writer = heartbeat_writer.current_writer()
     with raylaunch.worker.section("waiting for a call"), writer.ready_to_stop() if writer else contextlib.nullcontext():
         yield
+
+
+def _check_objects() -> None:
+    """Raise RuntimeError if this rank has arrays in Ray's store that Ray is not kept from using again."""
+    if shared_parts.is_any_lost():
+        raise RuntimeError("the actor has died that held objects of Ray's for this rank, whose arrays may have changed")
 
 
 def _explains(error: BaseException) -> bool:

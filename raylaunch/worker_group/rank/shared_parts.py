@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 import pickle
+import select
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -56,7 +57,8 @@ class SharedParts:
                 os.close(lease)
             raise
         if lease is not None:
-            weakref.finalize(mapped, os.close, lease)
+            _leases.add(lease)
+            weakref.finalize(mapped, _end_lease, lease)
         return memoryview(mapped)
 
     def dumped(self) -> bytes:
@@ -85,6 +87,23 @@ def share(parts: Sequence[Buffer], find: Find = lambda _: None) -> tuple[SharedP
     if own is not None:
         os.ftruncate(own, end)  # an empty mapping is not possible
     return SharedParts(stream=bytes(parts[0]), buffers=tuple(places)), own
+
+
+_leases: set[int] = set()
+"""The writing ends of pipes, as long as this process has what they are leases for."""
+
+
+def _end_lease(lease: int) -> None:
+    _leases.remove(lease)
+    os.close(lease)
+
+
+def is_any_lost() -> bool:
+    """Return whether a process has died that holds what this one has a lease for: the files may change from then on."""
+    poll = select.poll()
+    for lease in _leases.copy():
+        poll.register(lease, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))  # nobody can read from the pipe
 
 
 def path_of(descriptor: int) -> str:
