@@ -24,7 +24,6 @@ from raylaunch.core.machine.events_and_actions import (
     Uncordon,
 )
 from raylaunch.core.machine.machine import Machine
-from raylaunch.core.machine.save_time import STOP_MARGIN
 from raylaunch.core.machine.state import Running, Saving, Starting, Stopping
 from raylaunch.core.newtypes import SIGTERM, NodeId, RunTime
 from raylaunch.core.placement.environment import Rendezvous, assign
@@ -163,7 +162,7 @@ class Executor:
             return
         grace, signal = 0.0, SIGTERM
         if is_present and isinstance(state, Stopping):
-            grace, signal = max(0.0, state.deadline - STOP_MARGIN - self._machine.now), state.signal
+            grace, signal = max(0.0, state.kill_at - self._machine.now), state.signal
         self._fleet.send(node, StopWorkers(attempt=launched, grace=grace, signal=signal))
 
     def _resume_saving(self, orders: Mapping[NodeId, Sequence[Order]]) -> None:

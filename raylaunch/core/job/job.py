@@ -226,7 +226,7 @@ class Job:
     """With `MIN:MAX`: how long to wait for more nodes. The time begins when MIN nodes are ready, and again when a node
     joins."""
     start_timeout: float = 120.0
-    """How long a node may take to start its workers. After that, it is given up."""
+    """How long a node may take to start its workers, or to end them. After that, it is given up."""
     shutdown_timeout: float = 30.0
     """The time between SIGTERM and SIGKILL for workers."""
     state_memory: float | None = None

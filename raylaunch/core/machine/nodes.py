@@ -124,7 +124,7 @@ def go_on_without_lost(run: Run, what: str, *, took_part: bool, pardoned: bool) 
         case Stopping() as stopping:
             if pardoned and stopping.ending is not None and stopping.ending.exit_code in JOB_FAILURES:
                 stopping.status, stopping.ending = what, None
-            return go_on_if_all_stopped(run, stopping)
+            return go_on_if_all_stopped(run, stopping) or run.set_timer("an excluded host may be used again then")
         case _ if not took_part:
             return run.set_timer("more nodes may come")
         case Saving() as saving:

@@ -26,6 +26,7 @@ from raylaunch.core.machine.run_state import Run
 from raylaunch.core.machine.saving import end_run, save_world
 from raylaunch.core.machine.state import Done, Gathering, Running, Saving, Starting, Stopping
 from raylaunch.core.machine.transitions import (
+    end_after_stop,
     gather,
     release_surplus,
     replace_world,
@@ -154,12 +155,12 @@ def _stop_requested(run: Run, event: StopRequested) -> list[Action]:
 def _stop_requested_again(run: Run, state: Stopping, event: StopRequested, ending: Finish) -> list[Action]:
     """Make the run end after the present attempt. A second signal kills the workers, as `now` does."""
     is_second = state.ending is not None and not event.by
-    state.ending = state.ending or ending
     if not (event.now or is_second):
-        return []
+        return end_after_stop(run, state, ending)
     why = f"{requested(event)} now" if event.by else f"{event.signal} again"
     stop = Stop(attempt=run.world.attempt, nodes=run.present_nodes(), grace=0.0, why=why)
-    return [stop, *run.finish(state.ending.exit_code, state.ending.why)]
+    ending = state.ending or ending
+    return [stop, *run.finish(ending.exit_code, ending.why)]
 
 
 def _restart_requested(run: Run, event: RestartRequested) -> list[Action]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from raylaunch.core.newtypes import RunTime
 
 STOP_MARGIN = 10.0
-"""Seconds that a node has, beyond the grace, to report that its workers are gone."""
+"""Seconds that a node has, beyond the grace, to report that its workers are gone where the run is to end in time."""
 MAX_SAVING_SECONDS = 600.0
 """The longest SAVING phase: all workers have to come to one step and save, and steps and checkpoints may be large."""
 

@@ -11,7 +11,13 @@ from raylaunch.core.machine.events_and_actions import Action, Finish, ReportUnsa
 from raylaunch.core.machine.run_state import Run
 from raylaunch.core.machine.save_time import MAX_SAVING_SECONDS
 from raylaunch.core.machine.state import Gathering, Running, Saving, Stopping
-from raylaunch.core.machine.transitions import replace_world, restart_world, stop_with_grace, stop_world
+from raylaunch.core.machine.transitions import (
+    end_after_stop,
+    replace_world,
+    restart_world,
+    stop_with_grace,
+    stop_world,
+)
 from raylaunch.core.text import duration
 from raylaunch.errors import ExitCode
 
@@ -74,8 +80,7 @@ def end_run(run: Run, why: str, ending: Finish, *, seconds: float | None = None)
                 saving.status, saving.ending = why, ending
             return limit_saving(run, saving, seconds)
         case Stopping() as stopping:
-            stopping.ending = stopping.ending or ending
-            return []
+            return end_after_stop(run, stopping, ending)
         case _:
             return stop_with_grace(run, why, ending=ending)
 

@@ -201,6 +201,8 @@ class Stopping(AwaitingNodes):
     phase: ClassVar[Phase] = Phase.STOPPING
     ending: Finish | None = None
     """The end of the run that follows. None: another attempt."""
+    kill_at: float
+    """When the workers' grace is over."""
     backoff_until: float | None = None
     """As in `Gathering`."""
     signal: SignalName = SIGTERM

@@ -13,6 +13,7 @@ from raylaunch.core.machine.save_time import STOP_MARGIN
 from raylaunch.core.machine.state import Gathering, Starting, Stopping, World
 from raylaunch.core.newtypes import SIGTERM, NodeId, SignalName
 from raylaunch.core.text import count
+from raylaunch.errors import JOB_FAILURES
 
 # The launch of a world, and the wait for enough nodes: GATHERING -> STARTING.
 
@@ -117,11 +118,18 @@ def stop_world(
     signal: SignalName = SIGTERM,
     backoff_until: float | None = None,
 ) -> list[Action]:
-    """End the world and wait until it is gone; then comes the ending, or another attempt."""
+    """End the world and wait until it is gone; then comes the ending, or another attempt.
+
+    A process that was killed takes long to end if it has much memory of a GPU, or pinned for one. Only where the run is
+    to end in time, nodes are not waited for.
+    """
     nodes = run.present_nodes()
+    is_urgent = ending is not None and ending.exit_code not in JOB_FAILURES
+    kill_at = run.now + grace
     stopping = Stopping(
         status=why,
-        deadline=run.now + grace + STOP_MARGIN,
+        deadline=kill_at + (STOP_MARGIN if is_urgent else run.job.start_timeout),
+        kill_at=kill_at,
         awaited=set(nodes),
         ending=ending,
         backoff_until=backoff_until,
@@ -132,6 +140,13 @@ def stop_world(
     if not nodes:
         return [stop, *go_on_if_all_stopped(run, stopping)]
     return [stop, *run.set_timer("all workers must be gone by then")]
+
+
+def end_after_stop(run: Run, state: Stopping, ending: Finish) -> list[Action]:
+    """Let the run end when a world that is being stopped is gone, and in time."""
+    state.ending = state.ending or ending
+    state.deadline = min(state.deadline, max(run.now, state.kill_at) + STOP_MARGIN)
+    return run.set_timer("the run ends when all workers are gone")
 
 
 def go_on_if_all_stopped(run: Run, state: Stopping) -> list[Action]:

@@ -224,7 +224,7 @@ def test_first_failure_ends_a_run_without_restarts():
     """Without restarts, the first failure ends the run with grace and exit code 1."""
     machine = running_machine("a", "b")
     why = f"{KILLED}; no restarts were allowed"
-    assert handle_all(machine, failed("a", 5.0)) == [stop(1, "a", "b", grace=30.0, why=why), stopping_timer(45.0)]
+    assert handle_all(machine, failed("a", 5.0)) == [stop(1, "a", "b", grace=30.0, why=why), stopping_timer(155.0)]
     assert handle_all(machine, stopped("a", 6.0)) == []
     assert handle_all(machine, stopped("b", 7.0)) == [Finish(exit_code=1, why=why)]
 
@@ -236,7 +236,10 @@ def test_run_ends_when_the_budget_is_spent():
         handle_all(machine, failed("a", half_a_second_later(machine), attempt=attempt))
         start_all_workers(machine, half_a_second_later(machine))
     why = f"{KILLED}; all 2 restarts are used"
-    assert handle_all(machine, failed("a", 5.0, attempt=3)) == [stop(3, "a", grace=30.0, why=why), stopping_timer(45.0)]
+    assert handle_all(machine, failed("a", 5.0, attempt=3)) == [
+        stop(3, "a", grace=30.0, why=why),
+        stopping_timer(155.0),
+    ]
     assert handle_all(machine, stopped("a", 6.0, attempt=3)) == [Finish(exit_code=1, why=why)]
 
 
@@ -258,7 +261,7 @@ def test_permanent_errors_are_not_retried(facts, why):
     """A script that does not exist, or cannot be imported, is not restarted."""
     machine = running_machine("a", max_restarts=10)
     why = f"rank 1 on a {why}"
-    assert handle_all(machine, failed("a", 5.0, **facts)) == [stop(1, "a", grace=30.0, why=why), stopping_timer(45.0)]
+    assert handle_all(machine, failed("a", 5.0, **facts)) == [stop(1, "a", grace=30.0, why=why), stopping_timer(155.0)]
     assert handle_all(machine, stopped("a", 6.0)) == [Finish(exit_code=93, why=why)]
 
 
@@ -384,7 +387,7 @@ def test_below_min_nodes_the_run_gathers():
     machine = running_machine("a", "b", join_timeout=100.0)
     assert handle_all(machine, lost("a", 5.0)) == [
         stop(1, "b", grace=0.0, why="a was lost: its agent died"),
-        stopping_timer(15.0),
+        stopping_timer(125.0),
     ]
     assert machine.phase is Phase.STOPPING
     assert handle_all(machine, stopped("b", 6.0)) == [SetTimer(at=106.0, why="1 of 2 nodes")]
@@ -479,7 +482,7 @@ def test_too_few_nodes_start_in_time():
     assert handle_all(machine, tick(60.0)) == [
         Release(node="b", why="did not start its workers in time"),
         stop(1, "a", grace=0.0, why="b did not start its workers in time"),
-        stopping_timer(70.0),
+        stopping_timer(120.0),
     ]
 
 
@@ -494,13 +497,14 @@ def test_node_that_does_not_stop_is_released():
 
 
 def test_all_nodes_that_do_not_stop_are_released():
-    """If no node stops in time, all are released and the machine gathers."""
+    """If no node stops in the time that it may take to start, all are released and the machine gathers."""
     machine = running_machine("a", "b", "c")
     handle_all(machine, lost("a", 10.0))
-    assert handle_all(machine, tick(20.0)) == [
+    assert handle_all(machine, tick(20.0)) == [SetTimer(at=130.0, why="the time has not come")]
+    assert handle_all(machine, tick(130.0)) == [
         Release(node="b", why="did not stop its workers in time"),
         Release(node="c", why="did not stop its workers in time"),
-        SetTimer(at=620.0, why="0 of 3 nodes"),
+        SetTimer(at=730.0, why="0 of 3 nodes"),
     ]
 
 
@@ -538,10 +542,11 @@ def test_stop_request_while_starting():
 
 
 def test_stop_request_while_stopping():
-    """The stop continues, but no other attempt follows."""
+    """The stop continues, but no other attempt follows, and nodes are not waited for any longer."""
     machine = running_machine("a", "b")
-    handle_all(machine, lost("a", 5.0))
-    assert handle_all(machine, stop_requested("SIGINT", 6.0)) == []
+    assert handle_all(machine, lost("a", 5.0))[-1] == stopping_timer(125.0)
+    timer = SetTimer(at=16.0, why="the run ends when all workers are gone")
+    assert handle_all(machine, stop_requested("SIGINT", 6.0)) == [timer]
     assert handle_all(machine, stopped("b", 7.0)) == [Finish(exit_code=130, why="stopped by SIGINT")]
 
 

@@ -66,7 +66,7 @@ def test_all_workers_save_before_they_are_stopped():
     assert handle_all(machine, checkpointed("a", 11.0), checkpointed("c", 11.1)) == []
     assert handle_all(machine, checkpointed("b", 11.2)) == [
         stop(1, "a", "b", "c", grace=30.0, why=DRAIN_B),
-        stopping_timer(51.2),
+        stopping_timer(161.2),
     ]
     assert handle_all(machine, stopped("a", 12.0), stopped("b", 12.0)) == []
     assert handle_all(machine, stopped("c", 13.0)) == [
@@ -83,7 +83,7 @@ def test_script_without_should_checkpoint_is_stopped_at_once():
     assert handle_all(machine, checkpointed("a", 10.1, step=None)) == [
         ReportUnsaved(attempt=1, why="workers of a do not call `should_checkpoint`"),
         stop(1, "a", "b", grace=30.0, why=DRAIN_B),
-        stopping_timer(50.1),
+        stopping_timer(160.1),
     ]
 
 
@@ -94,7 +94,7 @@ def test_workers_that_do_not_save_in_time_are_stopped():
     assert handle_all(machine, tick(610.0)) == [
         report_unsaved("b"),
         stop(1, "a", "b", grace=30.0, why=DRAIN_B),
-        stopping_timer(650.0),
+        stopping_timer(760.0),
     ]
 
 
@@ -117,7 +117,7 @@ def test_zero_shutdown_timeout_does_not_shorten_saving():
     assert handle_all(machine, tick(610.0)) == [
         report_unsaved("a", "b"),
         stop(1, "a", "b", grace=0.0, why=DRAIN_B),
-        stopping_timer(620.0),
+        stopping_timer(730.0),
     ]
 
 
@@ -141,7 +141,7 @@ def test_node_lost_while_others_save():
     machine = saving_machine("a", "b", "c")
     handle_all(machine, checkpointed("a", 10.5))
     why = "c was lost: its agent died"
-    assert handle_all(machine, lost("c", 11.0)) == [stop(1, "a", "b", grace=0.0, why=why), stopping_timer(21.0)]
+    assert handle_all(machine, lost("c", 11.0)) == [stop(1, "a", "b", grace=0.0, why=why), stopping_timer(131.0)]
     assert handle_all(machine, stopped("a", 12.0), stopped("b", 12.0))[0] == launch(2, "a", why=why)
     assert machine.restarts == 0
 
@@ -167,7 +167,7 @@ def test_worker_fails_while_others_save():
     """The attempt was to be replaced anyway: it is stopped without grace, and no restart is spent."""
     machine = saving_machine("a", "b", max_restarts=1)
     why = "rank 1 on a was killed by SIGKILL"
-    assert handle_all(machine, failed("a", 11.0)) == [stop(1, "a", "b", grace=0.0, why=why), stopping_timer(21.0)]
+    assert handle_all(machine, failed("a", 11.0)) == [stop(1, "a", "b", grace=0.0, why=why), stopping_timer(131.0)]
     handle_all(machine, stopped("a", 11.1))
     assert handle_all(machine, stopped("b", 11.1))[0] == launch(2, "a", why=why)
     assert (machine.restarts, len(machine.world.failures)) == (0, 0)
@@ -179,7 +179,7 @@ def test_node_finishes_while_others_save():
     assert handle_all(machine, finished("a", 11.0)) == []
     assert handle_all(machine, checkpointed("b", 11.1)) == [
         stop(1, "a", "b", grace=30.0, why=DRAIN_B),
-        stopping_timer(51.1),
+        stopping_timer(161.1),
     ]
 
 
@@ -309,7 +309,7 @@ def test_earlier_drain_deadline_shortens_saving():
     assert handle_all(machine, tick(15.0)) == [
         report_unsaved("a", "b", "c"),
         stop(1, "a", "b", "c", grace=3.0, why=DRAIN_B),
-        stopping_timer(28.0),
+        stopping_timer(138.0),
     ]
 
 
@@ -331,7 +331,7 @@ def test_drain_with_little_time():
     assert handle_all(machine, tick(10.0)) == [
         report_unsaved("a", "b"),
         stop(1, "a", "b", grace=5.0, why=DRAIN_B),
-        stopping_timer(25.0),
+        stopping_timer(135.0),
     ]
 
 
@@ -469,7 +469,7 @@ def test_no_replacement_of_a_drained_node_joins():
     assert handle_all(machine, tick(169.0)) == [
         report_unsaved("a", "b"),
         stop(1, "a", "b", grace=30.0, why=why),
-        stopping_timer(209.0),
+        stopping_timer(319.0),
     ]
     handle_all(machine, stopped("a", 170.0))
     released = release_drained("b", frees_memory=False)
@@ -509,7 +509,7 @@ def test_drained_node_is_lost_before_its_deadline():
     """The attempt ends as after any loss, and the machine gathers."""
     machine = drained_below_min()
     why = "b was lost: its agent died"
-    assert handle_all(machine, lost("b", 20.0)) == [stop(1, "a", grace=0.0, why=why), stopping_timer(30.0)]
+    assert handle_all(machine, lost("b", 20.0)) == [stop(1, "a", grace=0.0, why=why), stopping_timer(140.0)]
     assert handle_all(machine, stopped("a", 21.0)) == [SetTimer(at=621.0, why="1 of 2 nodes")]
 
 
@@ -520,7 +520,7 @@ def test_kill_on_a_drained_node_spends_no_restart(signal):
     why = f"rank 1 on b was killed by {'SIGKILL' if signal == -9 else 'SIGTERM'}; b is being drained"
     assert handle_all(machine, failed("b", 20.0, exit_code=signal)) == [
         stop(1, "a", "b", grace=0.0, why=why),
-        stopping_timer(30.0),
+        stopping_timer(140.0),
     ]
     assert handle_all(machine, stopped("a", 21.0), stopped("b", 21.0))[-1] == SetTimer(at=621.0, why="1 of 2 nodes")
 
@@ -573,7 +573,7 @@ def test_node_that_joins_while_running_causes_a_resize():
     ]
     assert handle_all(machine, checkpointed("b", now + 16), checkpointed("c", now + 16)) == [
         stop(1, "b", "c", grace=30.0, why="nodes joined"),
-        stopping_timer(now + 56),
+        stopping_timer(now + 166),
     ]
     assert handle_all(machine, stopped("b", now + 16), stopped("c", now + 17)) == [
         launch(2, "b", "c", "a", "d", why="nodes joined"),
