@@ -121,6 +121,10 @@ class Alone:
         command = command or (sys.executable, "-u", path)
         return self._started(command, self.shared.env() if env is None else env)
 
+    def forked(self, text, env):
+        """Start `python train.py` where torch is imported already."""
+        return self.module(self.script(text), env=env)
+
     def worker(self, text, how="spawn"):
         """Start a worker as a node does."""
         spec = WorkerSpec(

@@ -31,4 +31,4 @@ CHECKS = """
 def test_a_collective_that_a_rank_does_not_join_is_an_error_of_that_check(alone_worker, name, size, said):
     """Since torch 2.8 only a call with `async_op` waits in NCCL, and so has a timeout."""
     text = CHECKS.format(name=name, size=size)
-    assert alone_worker.python(text, env={"FAKE_NCCL": str(alone_worker.folder)}).printed() == said.split()
+    assert alone_worker.forked(text, env={"FAKE_NCCL": str(alone_worker.folder)}).printed() == said.split()

@@ -49,7 +49,7 @@ LEAVES = """
 
 def leaves(alone_worker: Alone, **faults: Any) -> Any:
     env = {"FAKE_NCCL": str(alone_worker.folder), "FAKE_NCCL_FAULTS": json.dumps(faults), "RAYLAUNCH_ATTEMPT": "1"}
-    return alone_worker.python(LEAVES, env=env)
+    return alone_worker.forked(LEAVES, env=env)
 
 
 STAYS = ["returned", "completed", "ready", str(LEAVE_SECONDS_WITH_NCCL)]
@@ -105,4 +105,4 @@ MAY_STAY = """
 )
 def test_it_cannot_stay_with_an_nccl_whose_abort_may_hang(alone_worker, backend, version, why):
     env = {"FAKE_NCCL": str(alone_worker.folder), "FAKE_NCCL_FAULTS": json.dumps({"version": version})}
-    assert alone_worker.python(MAY_STAY.format(backend=backend), env=env).printed() == why.split()
+    assert alone_worker.forked(MAY_STAY.format(backend=backend), env=env).printed() == why.split()
