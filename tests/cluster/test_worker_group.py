@@ -136,6 +136,37 @@ def test_calls(launcher):
     }
 
 
+def test_cells_of_a_notebook(launcher):
+    """Their event loop runs while they do, also in cells that block; a class is of no file, and can be changed."""
+    found = outcome(
+        launcher,
+        """
+        import ast
+        ray.init(log_to_driver=False, logging_level="ERROR")
+        cells = [
+            "class Cell:\\n    def get(self, value):\\n        return int(os.environ['RANK']), value",
+            "group = group_of(Cell, max_restarts=1)",
+            "found = [group.call('get', 1), await group.submit('get', 2)]",
+            "os.kill(group.ranks[1].pid, signal.SIGKILL)",
+            "found.append(await group.submit('get', 3, retry=True))",
+            "group.close()",
+            "class Cell:\\n    def get(self):\\n        return 'other'",
+            "with group_of(Cell) as group:\\n    found += await asyncio.gather(group.submit('get'), asyncio.sleep(0))",
+        ]
+
+        async def kernel():
+            for cell in cells:
+                waiting = eval(compile(cell, "<cell>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), globals())
+                if waiting is not None:
+                    await waiting
+
+        asyncio.run(kernel())
+        print(json.dumps({"found": found}))
+        """,
+    )
+    assert found["found"] == [[[0, number], [1, number]] for number in (1, 2, 3)] + [["other", "other"], None]
+
+
 def test_a_rank_that_dies(launcher):
     """The call in which it happens raises or is made again; a later call is told; without restarts the group ends."""
     found = outcome(
