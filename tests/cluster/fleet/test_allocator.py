@@ -43,6 +43,8 @@ class Board:
     announced_at: dict[str, float] = field(default_factory=dict)
     said: dict[str, str] = field(default_factory=dict)
     released: list[int] = field(default_factory=list)
+    #: Slots in which an agent was given up since its process had not started.
+    unstarted: set[int] = field(default_factory=set)
 
     def do(self) -> None:
         for request in self.allocator.take_requests():
@@ -60,7 +62,9 @@ class Board:
                     self.occupied[node] = slot
                 case AnnounceNode(node, host):
                     self.announced[node], self.announced_at[node] = host, self.now
-                case StopAgent(node, why):
+                case StopAgent(node, why, never_started):
+                    if never_started:
+                        self.unstarted.add(self.occupied[node])
                     del self.occupied[node]
                     self.up.pop(node, None)
                     if why:
@@ -717,7 +721,7 @@ class RandomCluster:
         self.there = False
         self.draining: set[str] = set()
         self.cordoned: set[str] = set()
-        #: Slots in which a node was lost or is slow and none came up since; True: their host is known.
+        #: Slots in which a node was lost, given up or slow and none came up since; True: their host is known.
         self.failed: dict[int, bool] = {}
         self.hosts: dict[int, str] = {}
         #: Seconds from the grant to the agent, of each node that came up.
@@ -774,6 +778,8 @@ class RandomCluster:
     def wait(self, index: int, host: str) -> None:
         self.board.now += index * 10
         self.board.tell("tick")
+        self.failed |= dict.fromkeys(self.board.unstarted, True)
+        self.board.unstarted.clear()
 
     def move(self, index: int, host: str) -> None:
         slot = self.gang[index % len(self.gang)]
