@@ -41,8 +41,8 @@ _RETRY_SECONDS = (0.1, 0.3, 1.0)
 _ASK_SECONDS = 3.0
 """How long a subreaper may take to answer: it first imports what it needs. Where a host's processes are all gone, its
 kernel refuses at once."""
-_ORPHAN_TRIES = 4
-"""How often a part is fetched from the subreaper of a killed agent, which may end."""
+_OUTSIDE_TRIES = 4
+"""How often a part is fetched from outside of the world, from where nobody may answer any more."""
 
 prepare(RestoreOrder)
 
@@ -77,7 +77,7 @@ class StateCopies(AgentPart):
         #: What the driver says of the newest attempt, which may not have begun; and of the one that has.
         self._shown = self._goal = StateGoal()
         self._assignment: Assignment | None = None
-        #: What subreapers of killed agents hold; None: they are being asked.
+        #: What others than the nodes of the world hold; None: they are being asked.
         self._lost: tuple[Holder, ...] | None = ()
         port.memory.on_restore = self._restore
         self._files = FileCopies(port.memory, self._port.spec.copy_secret, self._say_in_loop, self._found_files)
@@ -156,7 +156,7 @@ class StateCopies(AgentPart):
         self._fetching.stop.set()
 
     def _ask_lost(self, addresses: tuple[CopyAddress, ...]) -> None:
-        """Ask the subreapers of killed agents what they hold, before the ranks choose what to restore."""
+        """Ask others than the nodes of the world what they hold, before the ranks choose what to restore."""
         self._lost = None if addresses else ()
         if addresses:
             arguments = self._fetching, addresses
@@ -252,8 +252,8 @@ class StateCopies(AgentPart):
         for source, ranks in order.sources:
             parts = [HeldCommit(rank=rank, world_size=order.world_size, commit=order.commit) for rank in ranks]
             failures = 0
-            # Where a subreaper is gone, workers say what they lack, and the next attempt goes on without it.
-            while not work.stop.is_set() and not (source.orphaned and failures == _ORPHAN_TRIES):
+            # Where one outside is gone, workers say what they lack, and the next attempt goes on without it.
+            while not work.stop.is_set() and not (source.outside and failures == _OUTSIDE_TRIES):
                 try:
                     with transfer.connection(source, self._port.spec.copy_secret) as line:
                         for part in parts:

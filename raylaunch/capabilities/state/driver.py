@@ -26,6 +26,8 @@ class HeldState(DriverPart):
         self._port = port
         self._machine = port.machine
         self._told: dict[NodeId, StateStatus] = {}
+        #: The nodes that have been in a world, and may hold parts of commits.
+        self._holders: set[NodeId] = set()
         #: How many attempts ask the subreaper of a killed agent yet.
         self._tries: dict[CopyAddress, int] = {}
         self._goals: dict[NodeId, StateGoal] = {}
@@ -77,16 +79,20 @@ class HeldState(DriverPart):
         return tuple(self._addresses(nodes).values()) if has_files else ()
 
     def _lost(self) -> tuple[CopyAddress, ...]:
-        """Return where the node of rank 0 asks what killed agents held, at the beginning of an attempt."""
-        found = tuple(self._tries)
+        """Return where the node of rank 0 asks what others hold than the nodes of the world, when an attempt begins."""
+        world = self._machine.world.roster
+        idle = self._addresses({node: node for node in sorted(self._holders.difference(world))})
+        found = (*(replace(at, outside=True) for at in idle.values()), *self._tries)
         self._tries = {one: tries - 1 for one, tries in self._tries.items() if tries > 1}
+        self._holders.update(world)
         return found
 
     def lost(self, node: NodeId, *, is_dead: bool) -> None:
         """Let the next attempts ask the subreaper of an agent that is killed what it holds."""
+        self._holders.discard(node)
         at = self._told.pop(node, StateStatus()).at
         if at is not None and is_dead:
-            self._tries[replace(at, orphaned=True)] = _MOST_TRIES
+            self._tries[replace(at, outside=True)] = _MOST_TRIES
 
     def told(self, node: NodeId, section: bytes) -> None:
         """Take what a node holds."""

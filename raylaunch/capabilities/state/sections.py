@@ -21,7 +21,8 @@ class StateGoal:
     peers: tuple[CopyAddress, ...] = ()
     """Where other agents have files of RAYLAUNCH_FAST_DIR, which this node may need; empty: nobody has any."""
     lost: tuple[CopyAddress, ...] = ()
-    """Where subreapers of killed agents may have parts of commits. The node asks them; it has rank 0."""
+    """Where others than the nodes of the world may have parts of commits: nodes that were in an earlier one, and
+    subreapers of killed agents. The node asks them; it has rank 0."""
     has_survivors: bool = False
     """Workers of the attempt before may have stayed, on any node."""
 

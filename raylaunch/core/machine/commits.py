@@ -137,8 +137,8 @@ class CopyAddress:
     node: NodeId
     host: str
     port: int
-    orphaned: bool = False
-    """The agent was killed, and its subreaper answers there."""
+    outside: bool = False
+    """It has no ranks in the world, and may end at any time. If the agent was killed, its subreaper answers there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +148,7 @@ class Holder:
     at: CopyAddress
     host: HostId = NO_HOST
     ranks: tuple[int, ...] = ()
-    """Its ranks in the new world; empty: it was lost, and only gives what no other node has."""
+    """Its ranks in the new world; empty: it is outside, and only gives what no other node has."""
     held: tuple[HeldCommit, ...] = ()
 
 

@@ -157,6 +157,21 @@ def test_several_nodes_replace_others_in_turn():
     assert over("abc", "") == {}
 
 
+def test_a_node_that_is_no_longer_in_the_world_is_asked_for_what_it_holds():
+    """As one that is left over where the world's size is a multiple of something. A spare one has nothing."""
+    ring = Ring(member("a", "1"), member("b", "1"))
+    ring.tell(*"abcd")
+    assert ring.launch() == {}
+    ring.machine.world = machine_of(member("b", "1"), member("c", "1")).world
+    for _ in range(5):
+        assert ring.launch() == {"b": StateGoal(attempt=1, lost=(address("a", outside=True),))}
+    ring.machine.world = machine_of(member("a", "1"), member("b", "1"), member("c", "1")).world
+    assert ring.launch() == {}
+    ring.part.lost("a", is_dead=False)
+    ring.machine.world = machine_of(member("b", "1"), member("c", "1")).world
+    assert ring.launch() == {}
+
+
 def test_a_few_attempts_ask_what_a_killed_agent_has_left():
     """The node of rank 0 does. None asks one that was silent, which may be alive."""
     ring = Ring(member("c", "1"), member("d", "1"))
@@ -165,5 +180,5 @@ def test_a_few_attempts_ask_what_a_killed_agent_has_left():
     ring.part.lost("d", is_dead=True)  # it was never up
     ring.part.lost("b", is_dead=True)
     for _ in range(3):
-        assert ring.launch() == {"c": StateGoal(attempt=1, lost=(address("b", orphaned=True),))}
+        assert ring.launch() == {"c": StateGoal(attempt=1, lost=(address("b", outside=True),))}
     assert ring.launch() == {}

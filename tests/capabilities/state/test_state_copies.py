@@ -445,7 +445,7 @@ def test_the_subreaper_of_an_agent_that_was_killed_gives_what_it_holds_to_others
     assert {*found} == whole | {light(rank, 9) for rank in (0, 1)}
     other = Side(1)
     other.begin(2)
-    source = replace(killed.address, orphaned=True)
+    source = replace(killed.address, outside=True)
     order = RestoreOrder(commit=Commit(1, 6), world_size=4, sources=((source, (0, 1)),))
     other.restore(order)
     until(lambda: other.page.numbers[fields.RESTORE_DECIDED] == 2, "the parts to be there")
@@ -458,7 +458,7 @@ def test_the_subreaper_of_an_agent_that_was_killed_gives_the_whole_part_of_a_sur
     """Though it has the light one, too."""
     other = Side(1)
     other.begin(2)
-    source = replace(killed.address, orphaned=True)
+    source = replace(killed.address, outside=True)
     order = RestoreOrder(commit=Commit(1, 9), world_size=4, sources=((source, (0, 1)),))
     other.restore(order)
     until(lambda: other.page.numbers[fields.RESTORE_DECIDED] == 2, "the parts to be there")
@@ -507,7 +507,7 @@ def test_workers_are_told_even_where_the_subreaper_is_gone_meanwhile(sides):
     """They say what they lack; nobody waits for ever."""
     first, second = sides
     serving(first)
-    gone = replace(first.address, orphaned=True)
+    gone = replace(first.address, outside=True)
     first.copies.close()
     order = RestoreOrder(commit=Commit(1, 6), world_size=4, sources=((gone, (0,)),))
     second.restore(order)
@@ -521,11 +521,11 @@ def test_the_node_of_rank_0_asks_what_killed_agents_have_left(killed):
     side = Side(1)
     with socket.create_server(("127.0.0.1", 0)) as server:
         gone = replace(killed.address, port=server.getsockname()[1], node=NodeId("gone"))
-    side.show(2, lost=(replace(killed.address, orphaned=True), gone))
+    side.show(2, lost=(replace(killed.address, outside=True), gone))
     side.begin(2)
     until(side.told_of, "the answer")
     own, found = side.told_of()
-    assert (own.at, own.ranks, found.at) == (side.address, (2, 3), replace(killed.address, orphaned=True))
+    assert (own.at, own.ranks, found.at) == (side.address, (2, 3), replace(killed.address, outside=True))
     assert {one.commit.steps for one in found.held} == {5, 6, 9}
     side.begin(3)
     assert side.told_of() == [own]
@@ -536,7 +536,7 @@ def test_an_agent_that_is_killed_while_it_is_asked_is_asked_again():
     """Its subreaper answers then, at the same port."""
     side = Side(1)
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        at = CopyAddress(node=NodeId("killed"), host="127.0.0.1", port=listening.getsockname()[1], orphaned=True)
+        at = CopyAddress(node=NodeId("killed"), host="127.0.0.1", port=listening.getsockname()[1], outside=True)
         side.show(2, lost=(at,))
         side.begin(2)
         line, _ = listening.accept()

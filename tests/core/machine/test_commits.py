@@ -508,7 +508,7 @@ def running_machine(nnodes: int | str = 2, **settings) -> Machine:
 
 def holder(node: str, *parts: HeldCommit, ranks: tuple[int, ...] = ()) -> Holder:
     """Return what a node holds. `ranks`: its own; none: it was lost."""
-    at = CopyAddress(node=NodeId(node), host="10.0.0.1", port=7, orphaned=not ranks)
+    at = CopyAddress(node=NodeId(node), host="10.0.0.1", port=7, outside=not ranks)
     return Holder(at=at, host=HostId(f"host-of-{node}"), ranks=ranks, held=parts)
 
 

@@ -14,7 +14,7 @@ def part(rank: int, *, copied: bool = False) -> HeldCommit:
 
 
 def holder(number: int, *parts: HeldCommit, ranks: tuple[int, ...] = ()) -> Holder:
-    at = CopyAddress(node=NodeId(f"node-{number}"), host=f"10.0.0.{number}", port=7000 + number, orphaned=not ranks)
+    at = CopyAddress(node=NodeId(f"node-{number}"), host=f"10.0.0.{number}", port=7000 + number, outside=not ranks)
     return Holder(at=at, host=HostId(f"host-{number}"), ranks=ranks, held=parts)
 
 
