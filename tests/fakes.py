@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
-from raylaunch.capabilities.peers import sections as peers
+from raylaunch.capabilities.peers import agent as peers
 from raylaunch.cluster.agent.agent import AgentReport
 from raylaunch.cluster.capability import AgentPort, DriverPort
 from raylaunch.cluster.fleet_api import AgentLost, HostDraining, ReportReceived, SlotGranted

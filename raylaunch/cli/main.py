@@ -87,12 +87,12 @@ def _run_command(line: CommandLine) -> int:
 
 
 def _completion(shell: GivenValue) -> int:
-    from raylaunch.cli.completion import shell_scripts  # noqa: PLC0415
+    from raylaunch.cli import completion  # noqa: PLC0415
 
-    if shell.text not in shell_scripts.SCRIPTS:
+    if shell.text not in completion.SCRIPTS:
         message = f"there is no completion for `{secrets.cut(shell.text)}`"
-        raise ConfigError(render([Finding(message=message, span=shell.span, hint=shell_scripts.HINT)]))
-    print(shell_scripts.SCRIPTS[shell.text], end="")
+        raise ConfigError(render([Finding(message=message, span=shell.span, hint=completion.HINT)]))
+    print(completion.SCRIPTS[shell.text], end="")
     return ExitCode.OK
 
 

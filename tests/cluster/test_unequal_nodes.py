@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from raylaunch.cluster.driver.driver import Driver
-from raylaunch.cluster.local import gpus, local_machine
+from raylaunch.cluster.local import local_machine
 from raylaunch.core.job.job import Entrypoint, Job, NodeRule
 from raylaunch.errors import ClusterError
 from raylaunch.node.protocol.node_goal import LaunchWorkers, OpenStore
@@ -87,7 +87,9 @@ def test_a_warning_about_the_stores_address_is_shown_once():
 )
 def test_a_local_ray_is_as_large_as_the_job(monkeypatch, settings, cpus):
     """It has as many logical CPUs as the workers want, and those of the machine at least. There are 300 GPUs."""
-    monkeypatch.setattr(gpus, "visible", lambda: gpus.Gpus("CUDA_VISIBLE_DEVICES", tuple(map(str, range(300)))))
+    monkeypatch.setattr(
+        local_machine, "visible_gpus", lambda: local_machine.Gpus("CUDA_VISIBLE_DEVICES", tuple(map(str, range(300))))
+    )
     assert local_machine.cpus(Job(entrypoint=Entrypoint(script="train.py"), **settings)) == cpus
 
 

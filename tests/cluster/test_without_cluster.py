@@ -23,8 +23,8 @@ from raylaunch.cluster.agent.agent import AgentReport
 from raylaunch.cluster.fleet import local_fleet
 from raylaunch.cluster.fleet.local_fleet import LocalFleet, LocalSlots
 from raylaunch.cluster.fleet_api import AgentLost, FleetFailed, ReportReceived, SlotGranted
-from raylaunch.cluster.local import gpus, local_machine
-from raylaunch.cluster.local.gpus import Gpus
+from raylaunch.cluster.local import local_machine
+from raylaunch.cluster.local.local_machine import Gpus
 from raylaunch.cluster.run import plan_job
 from raylaunch.cluster.session import discovery
 from raylaunch.core.job.job import Entrypoint, Job, RayOptions
@@ -501,11 +501,11 @@ def test_a_job_that_needs_a_cluster(unseen, settings, words):
 def test_gpus_that_may_be_used(monkeypatch, count, named, ids):
     """Those of the machine, but only those that the environment names."""
     monkeypatch.setattr(nvml, "gpus", lambda: count)
-    monkeypatch.setattr(gpus, "has_other_accelerators", lambda: False)
+    monkeypatch.setattr(local_machine, "has_other_accelerators", lambda: False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if named is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
-    assert gpus.visible() == Gpus("CUDA_VISIBLE_DEVICES", ids)
+    assert local_machine.visible_gpus() == Gpus("CUDA_VISIBLE_DEVICES", ids)
 
 
 def bundle(many: float) -> Bundle:
@@ -599,7 +599,7 @@ class Crew:
         )
         self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.lines: list[str] = []
-        self.fleet = LocalFleet(plan, told, self.lines.append, gpus.visible())
+        self.fleet = LocalFleet(plan, told, self.lines.append, local_machine.visible_gpus())
         self.up: list[str] = []
         self.fleet.start(self.inbox.put)
 
@@ -623,7 +623,9 @@ def crew(monkeypatch):
     def begin(nnodes: str, agent: type[Quiet] = Quiet, many: int = 0, **job: Any) -> Crew:
         Quiet.made = []
         monkeypatch.setattr(local_fleet, "Agent", agent)
-        monkeypatch.setattr(gpus, "visible", lambda: Gpus("CUDA_VISIBLE_DEVICES", tuple(map(str, range(many)))))
+        monkeypatch.setattr(
+            local_machine, "visible_gpus", lambda: Gpus("CUDA_VISIBLE_DEVICES", tuple(map(str, range(many))))
+        )
         crews.append(Crew(nnodes, **job))
         return crews[-1]
 

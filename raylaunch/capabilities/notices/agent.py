@@ -13,12 +13,14 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
 from urllib.error import HTTPError
 from urllib.request import ProxyHandler, Request, build_opener
 
-from raylaunch.capabilities.notices.sections import NoticeStatus, dump
+import msgspec
+
 from raylaunch.cluster.capability import AgentPart, AgentPort
 
 POLL_SECONDS = 2.0
@@ -29,6 +31,34 @@ _GOOGLE_SECONDS = 30.0
 _NOT_FOUND, _UNAUTHORIZED = 404, 401
 _ENDS = ("Preempt", "Terminate", "Reboot", "Redeploy")
 """The events of Azure after which no process is left. A machine that has booted again is another node of Ray's."""
+SERVERS = {
+    "aws": "http://169.254.169.254",
+    "gcp": "http://metadata.google.internal",
+    "azure": "http://169.254.169.254",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoticeStatus:
+    """What the metadata server of the agent's machine says."""
+
+    left: float | None = None
+    """Seconds until the machine is taken away; None: there is no notice. Clocks of two machines may differ."""
+    problem: str = ""
+    """Why the server cannot be asked."""
+
+
+_STATUSES = msgspec.msgpack.Decoder(NoticeStatus)
+
+
+def dump(section: NoticeStatus) -> bytes:
+    """Return a section as bytes."""
+    return msgspec.msgpack.encode(section)
+
+
+def load(section: bytes) -> NoticeStatus:
+    """Read a section of a status."""
+    return _STATUSES.decode(section)
 
 
 class PreemptionNotices(AgentPart):
@@ -119,11 +149,6 @@ def _begin(text: str) -> float:
     return parsedate_to_datetime(text).timestamp() if text else time.time()
 
 
-SERVERS = {
-    "aws": "http://169.254.169.254",
-    "gcp": "http://metadata.google.internal",
-    "azure": "http://169.254.169.254",
-}
 CLOUDS: Mapping[str, Callable[[str], Callable[[], float | None]]] = {"aws": _Aws, "gcp": _Google, "azure": _Azure}
 """By the setting: what asks a server when the machine will be taken away."""
 

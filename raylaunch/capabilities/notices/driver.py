@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-from raylaunch.capabilities.notices.sections import load
+from raylaunch.capabilities.notices.agent import load
 from raylaunch.cluster.capability import NEVER, DriverPart, DriverPort
 from raylaunch.core.machine.events_and_actions import NodeDraining
 from raylaunch.core.newtypes import NodeId, RunTime

@@ -13,11 +13,13 @@ import errno
 import os
 import secrets
 from collections.abc import Coroutine, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from raylaunch.capabilities.peers.sections import PeerAddress, PeerGoal, PeerStatus, dump, load_goal
+import msgspec
+
 from raylaunch.cluster.capability import AgentPart, AgentPort
+from raylaunch.core.newtypes import NodeId
 from raylaunch.core.text import printable
 
 LISTEN_SECONDS = 30.0
@@ -29,6 +31,56 @@ PROBE_SECONDS = _TRIES * (CONNECT_SECONDS + _PAUSE_SECONDS)
 """How long a probe takes at most."""
 _OWN_FAULTS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EAGAIN, errno.EADDRNOTAVAIL)
 """Errors that tell nothing of the network: this machine lacks something."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerAddress:
+    """Where another node listens, and what it sends to whoever connects."""
+
+    node: NodeId
+    address: str
+    port: int
+    token: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerGoal:
+    """Take part in a check: first listen for other nodes, for half a minute; then connect to them."""
+
+    check: int
+    """Its number."""
+    peers: tuple[PeerAddress, ...] | None = None
+    """The nodes to connect to; None: listen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerStatus:
+    """How far a node is with a check."""
+
+    check: int
+    port: int = 0
+    """Where it listens, at its address; 0: it cannot."""
+    token: str = field(default="", repr=False)
+    unreachable: tuple[tuple[NodeId, str], ...] | None = None
+    """The nodes that it could not connect to, each with the reason; None: it has not tried yet."""
+
+
+_GOALS, _STATUSES = msgspec.msgpack.Decoder(PeerGoal), msgspec.msgpack.Decoder(PeerStatus)
+
+
+def dump(section: PeerGoal | PeerStatus) -> bytes:
+    """Return a section as bytes."""
+    return msgspec.msgpack.encode(section)
+
+
+def load_goal(section: bytes) -> PeerGoal:
+    """Read a section of a goal."""
+    return _GOALS.decode(section)
+
+
+def load_status(section: bytes) -> PeerStatus:
+    """Read a section of a status."""
+    return _STATUSES.decode(section)
 
 
 class PeerProbe(AgentPart):

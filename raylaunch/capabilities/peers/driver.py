@@ -11,8 +11,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from raylaunch.capabilities.peers.agent import PROBE_SECONDS
-from raylaunch.capabilities.peers.sections import PeerAddress, PeerGoal, dump, load_status
+from raylaunch.capabilities.peers.agent import PROBE_SECONDS, PeerAddress, PeerGoal, dump, load_status
 from raylaunch.cluster.capability import NEVER, DriverPart, DriverPort
 from raylaunch.cluster.stack_probe import StackProbe
 from raylaunch.core.failures.failure import root_cause

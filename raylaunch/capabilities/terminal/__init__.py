@@ -1,5 +1,5 @@
 """Gives one rank the terminal of the command: `--debug` and `--pty`.
 
-Read `agent` first: it has the pty of the worker. `driver` passes on what a person types. `sections` has how that goes
-to the node. What the worker writes is output as any other.
+Read `agent` first: it has the pty of the worker. `driver` passes on what a person types. What the worker writes is
+output as any other.
 """

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Protocol
 
-from raylaunch.capabilities.terminal.sections import TerminalGoal, TerminalInput, TerminalSpec, dump
+from raylaunch.capabilities.terminal.agent import TerminalGoal, TerminalInput, TerminalSpec, dump
 from raylaunch.cluster.capability import DriverPart, DriverPort
 from raylaunch.core.newtypes import RunTime
 

@@ -14,7 +14,7 @@ import termios
 import threading
 from collections.abc import Callable, Iterator
 
-from raylaunch.capabilities.terminal.sections import TerminalInput, TerminalSpec
+from raylaunch.capabilities.terminal.agent import TerminalInput, TerminalSpec
 from raylaunch.errors import ConfigError
 
 _CHUNK = 4096

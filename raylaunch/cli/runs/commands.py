@@ -16,9 +16,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from datetime import datetime, timezone
 
+from raylaunch.cli import completion
 from raylaunch.cli.args import flag_values, subcommands
-from raylaunch.cli.completion import candidates, shell_scripts
-from raylaunch.cli.completion.candidates import Candidate
+from raylaunch.cli.completion import Candidate
 from raylaunch.cli.run_once import say
 from raylaunch.cli.runs import attach, follow_logs, known_runs, run_requests, run_tables
 from raylaunch.cli.runs.run_reader import RunReader
@@ -164,10 +164,10 @@ def _slurm(arguments: Namespace, environ: Mapping[str, str]) -> int:
 
 def _completion(arguments: Namespace, environ: Mapping[str, str]) -> int:
     del environ
-    if arguments.shell not in shell_scripts.SCRIPTS:
+    if arguments.shell not in completion.SCRIPTS:
         what = f"there is no completion for `{arguments.shell}`" if arguments.shell else "which shell is it for?"
-        raise ConfigError(what, hint=shell_scripts.HINT)
-    print(shell_scripts.SCRIPTS[arguments.shell], end="")
+        raise ConfigError(what, hint=completion.HINT)
+    print(completion.SCRIPTS[arguments.shell], end="")
     return ExitCode.OK
 
 
@@ -189,8 +189,8 @@ def _candidates(words: Sequence[str], environ: Mapping[str, str]) -> int:
             status = reader.status()
             yield from (Candidate(node.name, node.address) for node in (status.nodes if status is not None else ()))
 
-    names = candidates.Names(runs=runs, nodes=nodes, shells=shell_scripts.SCRIPTS)
-    for line in candidates.lines(words, names):
+    names = completion.Names(runs=runs, nodes=nodes, shells=completion.SCRIPTS)
+    for line in completion.lines(words, names):
         print(printable(line) if "\t" not in line else "\t".join(map(printable, line.split("\t"))))
     return ExitCode.OK
 

@@ -29,8 +29,8 @@ from raylaunch.cluster.fleet.allocator import (
     StopAgent,
 )
 from raylaunch.cluster.fleet_api import AgentLost, FleetFailed, ReportReceived, SlotGranted, Tell
-from raylaunch.cluster.local import gpus, local_machine
-from raylaunch.cluster.local.gpus import Gpus
+from raylaunch.cluster.local import local_machine
+from raylaunch.cluster.local.local_machine import Gpus
 from raylaunch.core.environ import snapshot
 from raylaunch.core.newtypes import NodeId
 from raylaunch.core.placement.plan import Bundle, Plan
@@ -320,4 +320,4 @@ class LocalSlots:
 
     def environ(self, slot: int) -> Mapping[str, str]:
         """Return the environment variables by which the slot's agent finds its GPUs."""
-        return gpus.share(self._gpus, self._granted[slot][0])
+        return local_machine.gpus_environ(self._gpus, self._granted[slot][0])

@@ -40,7 +40,7 @@ from raylaunch.cluster.fleet_api import (
     SlotGranted,
     Tell,
 )
-from raylaunch.cluster.ray_api import actor_errors, drain_monitor
+from raylaunch.cluster.ray_api import actor_errors, gcs_monitor
 from raylaunch.cluster.ray_api.gcs_monitor import GcsMonitor
 from raylaunch.cluster.ray_api.placement_groups import PlacementGroups, Reservations
 from raylaunch.cluster.ray_internals import AuthenticationError
@@ -343,8 +343,8 @@ class RayFleet(FleetBase):
         #: The time.monotonic() at which the head has said last that this host is alive: no other driver was started.
         self.head_answered_at = 0.0
         self._thread = threading.Thread(target=self._work, daemon=True, name="raylaunch-fleet")
-        self._notices = drain_monitor.DrainNotices()
-        self._drains = drain_monitor.DrainMonitor(self._drained)
+        self._notices = gcs_monitor.DrainNotices()
+        self._drains = gcs_monitor.DrainMonitor(self._drained)
         self._head = GcsMonitor(self._head_answers, lambda error: self._tell(FleetFailed(error=error)))
 
     def start(self, tell: Tell) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from raylaunch.cluster.agent.link import LinkServer
 from raylaunch.cluster.fleet.local_fleet import LocalFleet
 from raylaunch.cluster.fleet_api import Fleet
-from raylaunch.cluster.local import gpus, local_machine
+from raylaunch.cluster.local import local_machine
 from raylaunch.cluster.session.session_base import Session
 from raylaunch.core.job.job import Job
 from raylaunch.core.placement.plan import NodeFacts, Plan
@@ -40,4 +40,4 @@ class LocalSession(Session):
 
     def fleet(self, plan: Plan, spec: AgentSpec, say: Callable[[str], None]) -> Fleet:
         """Return agents in this process."""
-        return LocalFleet(plan, spec, say, gpus.visible())
+        return LocalFleet(plan, spec, say, local_machine.visible_gpus())

@@ -14,9 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from raylaunch.capabilities.notices.agent import CLOUDS, PreemptionNotices
+from raylaunch.capabilities.notices.agent import CLOUDS, NoticeStatus, PreemptionNotices, dump, load
 from raylaunch.capabilities.notices.driver import NoticeDrains
-from raylaunch.capabilities.notices.sections import NoticeStatus, dump, load
 from raylaunch.cluster.capability import NEVER
 from raylaunch.cluster.run import run_job
 from raylaunch.core.job.job import Entrypoint, Job, RayOptions

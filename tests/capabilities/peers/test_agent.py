@@ -12,8 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raylaunch.capabilities.peers import agent
-from raylaunch.capabilities.peers.agent import PeerProbe, why_unreachable
-from raylaunch.capabilities.peers.sections import PeerAddress, PeerGoal, PeerStatus, dump, load_status
+from raylaunch.capabilities.peers.agent import (
+    PeerAddress,
+    PeerGoal,
+    PeerProbe,
+    PeerStatus,
+    dump,
+    load_status,
+    why_unreachable,
+)
 from tests import profiles
 from tests.fakes import agent_port
 

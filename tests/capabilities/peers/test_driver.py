@@ -6,8 +6,8 @@ import time
 
 import pytest
 
+from raylaunch.capabilities.peers.agent import PeerGoal, PeerStatus, dump, load_goal
 from raylaunch.capabilities.peers.driver import FORM_SECONDS, PeerCheck
-from raylaunch.capabilities.peers.sections import PeerGoal, PeerStatus, dump, load_goal
 from raylaunch.cluster.capability import Capability
 from raylaunch.cluster.driver.driver import Driver
 from raylaunch.core.failures.failure import Failure, WorkerError

@@ -7,9 +7,15 @@ import contextlib
 import os
 from types import SimpleNamespace
 
-from raylaunch.capabilities.terminal.agent import WorkerTerminal
+from raylaunch.capabilities.terminal.agent import (
+    TerminalGoal,
+    TerminalInput,
+    TerminalSpec,
+    WorkerTerminal,
+    dump,
+    load_goal,
+)
 from raylaunch.capabilities.terminal.driver import TerminalKeys
-from raylaunch.capabilities.terminal.sections import TerminalGoal, TerminalInput, TerminalSpec, dump, load_goal
 from raylaunch.worker.runtime.spec import WorkerSpec
 from tests.fakes import agent_port, driver_port
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from raylaunch.cli import completion
 from raylaunch.cli.args import subcommands
 from raylaunch.cli.args.flags import FLAGS
-from raylaunch.cli.completion import candidates
-from raylaunch.cli.completion.candidates import FILES, Candidate, Names
+from raylaunch.cli.completion import FILES, Candidate, Names
 from raylaunch.core.job.job import Job
 
 RUNS = (Candidate("2026-01-01T10", "charlm"), Candidate("charlm"), Candidate("it's mine"))
@@ -17,7 +17,7 @@ NAMES = Names(runs=lambda: RUNS, nodes=lambda: NODES, shells=("bash", "zsh"))
 
 def words(*given: str) -> list[str]:
     """Return the words that may come next, without their help."""
-    return [line.partition("\t")[0] for line in candidates.lines(given, NAMES)]
+    return [line.partition("\t")[0] for line in completion.lines(given, NAMES)]
 
 
 OPTIONS = {"--nnodes", "--max-restarts", "--plan", "--help"}
@@ -76,7 +76,7 @@ def test_flags():
     assert "--follow" not in found
     assert "--follow" in words("logs", "-")
     help_of = {flag.option: flag.help for flag in FLAGS}
-    assert f"--plan\t{help_of['--plan']}" in [*candidates.lines(["--pl"], NAMES)]
+    assert f"--plan\t{help_of['--plan']}" in [*completion.lines(["--pl"], NAMES)]
 
 
 def test_settings():

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from raylaunch.cli import completion
 from raylaunch.cli import main as command
 from raylaunch.cli.args.flags import FLAGS
-from raylaunch.cli.completion import shell_scripts
 from raylaunch.errors import ExitCode
 
 SECONDS = 200.0
@@ -70,7 +70,7 @@ def _visible(shown: str) -> str:
 def test_bash_on_a_terminal(tmp_path, environ):
     """A subcommand gets a space, a setting none, and a file's name is quoted."""
     script = tmp_path / "completion"
-    script.write_text(shell_scripts.SCRIPTS["bash"] + "PS1=READY\n")
+    script.write_text(completion.SCRIPTS["bash"] + "PS1=READY\n")
     line = [shell("bash"), "--noprofile", "--rcfile", str(script), "-i"]
     for keys, expected in [
         ("echo raylaunch; raylaunch completi\tba\t", "raylaunch completion bash"),
@@ -84,7 +84,7 @@ def test_bash_on_a_terminal(tmp_path, environ):
 def test_zsh_on_a_terminal(tmp_path, environ):
     """The same."""
     path = shell("zsh")
-    (tmp_path / ".zshrc").write_text(f"autoload -U compinit; compinit -u\n{shell_scripts.SCRIPTS['zsh']}PS1=READY\n")
+    (tmp_path / ".zshrc").write_text(f"autoload -U compinit; compinit -u\n{completion.SCRIPTS['zsh']}PS1=READY\n")
     environ |= {"ZDOTDIR": str(tmp_path)}
     for keys, expected in [
         ("raylaunch completi\tba\t", "raylaunch completion bash"),
@@ -96,7 +96,7 @@ def test_zsh_on_a_terminal(tmp_path, environ):
 
 def test_fish(tmp_path, environ):
     """It lists words with their help."""
-    (tmp_path / "completion.fish").write_text(shell_scripts.SCRIPTS["fish"])
+    (tmp_path / "completion.fish").write_text(completion.SCRIPTS["fish"])
     for line, expected in [
         ("raylaunch completi", "completion\tprint a script"),
         ("raylaunch job.yaml nprocs", "nprocs="),
@@ -111,7 +111,7 @@ def test_fish(tmp_path, environ):
         assert expected in done.stdout
 
 
-@pytest.mark.parametrize("name", shell_scripts.SCRIPTS)
+@pytest.mark.parametrize("name", completion.SCRIPTS)
 def test_both_commands_print_the_same(capsys, name):
     """torchrun 2.15 has the flag."""
     assert command.main(["completion", name]) == ExitCode.OK

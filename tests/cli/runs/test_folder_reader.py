@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raylaunch.cli.runs.folder_reader import FolderReader
+from raylaunch.cli.runs.run_reader import FolderReader
 from raylaunch.core.machine.state import Phase
 from tests.cli.runs.made_runs import REPLAYS, make_folder
 

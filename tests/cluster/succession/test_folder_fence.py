@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from raylaunch.cli.runs.folder_reader import FolderReader
+from raylaunch.cli.runs.run_reader import FolderReader
 from raylaunch.cluster.driver.run_folder import RunFolder
 from raylaunch.cluster.succession import folder_fence
 from raylaunch.cluster.succession.folder_fence import FolderFence

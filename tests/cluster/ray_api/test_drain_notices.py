@@ -6,13 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from raylaunch.cluster.ray_api import drain_monitor
-from raylaunch.cluster.ray_api.drain_monitor import DrainNotices
+from raylaunch.cluster.ray_api import gcs_monitor
+from raylaunch.cluster.ray_api.gcs_monitor import DrainNotices
 
 
 @pytest.fixture(autouse=True)
 def clocks(monkeypatch):
-    monkeypatch.setattr(drain_monitor, "time", SimpleNamespace(time=lambda: 1000.0, monotonic=lambda: 50.0))
+    monkeypatch.setattr(gcs_monitor, "time", SimpleNamespace(time=lambda: 1000.0, monotonic=lambda: 50.0))
 
 
 def test_a_notice_is_reported_once():
