@@ -8,7 +8,7 @@ from tests.cluster.test_without_cluster import alone, alone_with_torch, start
 
 __all__ = ["alone", "alone_with_torch"]
 
-pytestmark = pytest.mark.timeout(200)
+pytestmark = pytest.mark.timeout(200, func_only=True)  # the device may be compiled first, which has a limit of its own
 
 TRAINS = """
 import os, signal, time

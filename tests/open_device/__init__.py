@@ -43,7 +43,7 @@ def build(folder: Path) -> Path:
             libraries = [f"-L{_TORCH / 'lib'}", "-ltorch_cpu", "-lc10"]
             unfinished = library.with_suffix(".tmp")
             command = ["c++", *flags, abi, f"-I{_TORCH / 'include'}", "-o", str(unfinished), str(_SOURCE), *libraries]
-            subprocess.run(command, check=True, timeout=280)
+            subprocess.run(command, check=True, timeout=1000)
             unfinished.rename(library)
     return library
 
