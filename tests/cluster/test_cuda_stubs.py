@@ -248,3 +248,25 @@ def test_what_nvml_says_of_a_rank_s_gpu_is_evidence(stubs, tmp_path):
     assert told in done.stderr, done.stderr
     assert "GPU 0" not in done.stderr
     assert "GPU 2" not in done.stderr
+
+
+def test_what_nvml_says_of_a_hung_rank_s_gpu_is_in_its_report(stubs, tmp_path):
+    """Of the rank for which the others wait."""
+    program = """
+        import os, time
+        from raylaunch.worker import heartbeat
+        heartbeat()
+        heartbeat()
+        if os.environ["RANK"] == "1":
+            time.sleep(1000)
+        while True:
+            heartbeat()
+            time.sleep(0.1)
+    """
+    (tmp_path / "hang.py").write_text(textwrap.dedent(program))
+    env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    words = ("--standalone", "--nproc-per-node", "gpu", "--max-restarts", "0", "--hang-timeout", "4", "hang.py")
+    done = raylaunch(tmp_path, *words, env=env | {"RAYLAUNCH_FAULTY_GPUS": "1"})
+    assert done.returncode == 1, done.stderr
+    assert "in <module>; GPU 1 had 2 memory errors that ECC could not correct" in done.stderr, done.stderr
+    assert "GPU 0" not in done.stderr

@@ -143,6 +143,8 @@ class Stack:
     """Whether it has a process group of NCCL."""
     calls: tuple[GroupCalls, ...] = ()
     """What torch's Flight Recorder says of its collectives, if it says anything."""
+    gpu_faults: str = ""
+    """What the driver says is wrong with its GPUs, where all threads are written."""
 
     @property
     def is_stopped(self) -> bool:

@@ -38,12 +38,14 @@ def hung(
     absent = missing.ranks if missing is not None else frozenset()
     groups = by_oddity(grouped(stacks, (worker.rank for worker in hang.workers)), hang, absent)
     stalls = {worker.rank: worker for worker in hang.workers}
+    faults = {stack.rank: stack.gpu_faults for stack in stacks}
     odd = groups[0]
     named = absent.intersection(odd.ranks) or frozenset(hang.ranks).intersection(odd.ranks) or odd.ranks
     failures = tuple(
         _failure(
             odd,
             missing.text if missing is not None else "",
+            faults.get(rank, ""),
             stalls.get(rank, Stall(rank=rank, marks=1, since=at - hang.seconds)),
             at,
             part,
@@ -110,13 +112,20 @@ def _place(group: StackGroup, ranks: Sequence[int], parts: Sequence[Assignment])
 
 
 def _failure(
-    group: StackGroup, recorded: str, worker: Stall, at: float, part: Assignment, pids: Mapping[NodeId, Sequence[int]]
+    group: StackGroup,
+    recorded: str,
+    gpu_faults: str,
+    worker: Stall,
+    at: float,
+    part: Assignment,
+    pids: Mapping[NodeId, Sequence[int]],
 ) -> Failure:
     known = [*pids.get(part.node, ())]
     local_rank = worker.rank - part.base_rank
     what = "no step" if worker.marks else NO_FIRST_STEP
     doing = f", {group.doing}" if group.doing else ""
     recorded = f"; Flight Recorder: {recorded}" if recorded else ""
+    faulty = f"; {gpu_faults}" if gpu_faults else ""
     return Failure(
         attempt=part.attempt,
         node=part.node,
@@ -125,7 +134,7 @@ def _failure(
         pid=known[local_rank] if local_rank < len(known) else 0,
         at=RunTime(worker.since),
         exit_code=_EXIT_CODE,
-        hung=f"{what} for {at - worker.since:.1f} s{doing}{recorded}",
+        hung=f"{what} for {at - worker.since:.1f} s{doing}{recorded}{faulty}",
         hung_at=group.place,
         waited=group.waits,
     )

@@ -140,6 +140,7 @@ class GpuMonitor:
             (spec.rank, name) for spec in workers for name in devices.cuda_names(spec.gpus, spec.node_devices)
         ]
         self._ended = threading.Event()
+        self._asking = threading.Thread()
         self._since = time.monotonic() - _GPU_LOG_SECONDS
         if self._names:
             threading.Thread(target=self._run, name="raylaunch-gpus", daemon=True).start()
@@ -150,16 +151,22 @@ class GpuMonitor:
             self._ended.wait(_GPU_POLL_SECONDS)
 
     def evidence(self, rank: int) -> str:
-        """Return what the driver says is wrong with a rank's GPUs; "": nothing, or it has none of NVIDIA's."""
+        """Return what the driver says is wrong with a rank's GPUs; "": nothing, or it has none of NVIDIA's.
+
+        While the driver owes an answer it is not asked again, and nobody waits.
+        """
         names = [name for each, name in self._names if each == rank]
         if not names:
             return ""
         found: list[tuple[str, ...]] = [("the GPUs' driver does not answer",)]
-        thread = threading.Thread(
-            target=lambda: found.append(nvml.evidence(names, self._since)), name="raylaunch-gpu-evidence", daemon=True
-        )
-        thread.start()
-        thread.join(_MOST_GPU_SECONDS)
+        if not self._asking.is_alive():
+            self._asking = threading.Thread(
+                target=lambda: found.append(nvml.evidence(names, self._since)),
+                name="raylaunch-gpu-evidence",
+                daemon=True,
+            )
+            self._asking.start()
+            self._asking.join(_MOST_GPU_SECONDS)
         return "; ".join(found[-1])
 
     def close(self) -> None:

@@ -45,6 +45,7 @@ class PendingDump:
     rank: int
     pid: int
     recorder: FlightRecorder
+    gpu_faults: str = ""
     fd: int = -1
     start: int = 0
     size: int = 0
@@ -74,6 +75,7 @@ class PendingDump:
             file_closed=self.is_closed,
             has_nccl=_has_nccl(self.pid),
             calls=self.recorder.calls or (),
+            gpu_faults=self.gpu_faults,
         )
 
     def _text(self) -> str:
@@ -100,12 +102,19 @@ class StackDumps:
         self._poll_at = 0.0
 
     def start(
-        self, attempt: int, live: Sequence[tuple[int, int, int]], recorders: Mapping[int, FlightRecorder]
+        self,
+        attempt: int,
+        live: Sequence[tuple[int, int, int]],
+        recorders: Mapping[int, FlightRecorder],
+        gpu_faults: Mapping[int, str],
     ) -> None:
-        """Expect dumps of these workers: (local rank, rank, process id). `poll` returns them."""
+        """Expect dumps of these workers: (local rank, rank, process id). `poll` returns them.
+
+        `gpu_faults`: what is wrong with the GPUs of ranks, as far as the driver was asked.
+        """
         self.close()
         self._attempt = attempt
-        self._dumps = {rank: PendingDump(rank, pid, recorders[rank]) for _, rank, pid in live}
+        self._dumps = {rank: PendingDump(rank, pid, recorders[rank], gpu_faults.get(rank, "")) for _, rank, pid in live}
         self._poll_at = time.monotonic()
         self._until = self._poll_at + MOST_STACKS_SECONDS
         self._recorded_until = self._poll_at + MOST_RECORDER_SECONDS

@@ -447,7 +447,8 @@ class PagePoller:
         live = state.live() if state is not None and state.attempt == order.attempt else []
         pipe, dump = recorder[RECORDER_PIPE], recorder[RECORDER_DUMP]
         recorders = {rank: FlightRecorder(f"{pipe}{rank}.pipe", f"{dump}{rank}") for _, rank, _ in live}
-        self.dumps.start(order.attempt, live, recorders)
+        faults = {rank: state.gpus.evidence(rank) for _, rank, _ in live if state is not None and rank in order.in_full}
+        self.dumps.start(order.attempt, live, recorders, faults)
         self.wake()
 
     def poll(self, state: AttemptState | None) -> Iterator[PolledEvent]:

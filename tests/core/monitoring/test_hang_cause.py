@@ -102,6 +102,14 @@ def test_ranks_that_have_not_called_a_collective_are_the_cause():
     assert culprits(ALIKE, *ended) == [3]
 
 
+def test_what_is_wrong_with_the_gpus_of_the_cause_is_said():
+    """And not of others."""
+    item, two = ("/job/train.py:88 in step",), hang((9, 6.0), (9, 5.0))
+    sick = [replace(each, gpu_faults=f"GPU {each.rank} is hot") for each in (stack(0, item), stack(1, REDUCE))]
+    (failure,) = hang_event(two, *sick).failures
+    assert failure.what == "hung: no step for 6.0 s, at train.py:88 in step; GPU 0 is hot"
+
+
 def test_stopped_ranks_are_the_cause():
     """Ranks that are stopped, or stuck in the kernel, come before all others, however many they are."""
     assert culprits(ALIKE, stack(0, state="T"), stack(1, state="T"), stack(2, state="T"), stack(3, FETCH)) == [0, 1, 2]

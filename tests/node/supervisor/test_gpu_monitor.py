@@ -68,6 +68,8 @@ def test_what_is_wrong_with_a_rank_s_gpus_is_asked_for_a_limited_time(monkeypatc
     assert monitor.evidence(4) == "['0', '1'] are hot; Xid 79"
     monkeypatch.setattr(nvml, "evidence", lambda *_: ended.wait(100) and ())
     assert monitor.evidence(5) == ""
-    assert monitor.evidence(4) == "the GPUs' driver does not answer"
+    for _ in range(2):
+        assert monitor.evidence(4) == "the GPUs' driver does not answer"
+    assert sum(thread.name == "raylaunch-gpu-evidence" for thread in threading.enumerate()) == 1
     ended.set()
     monitor.close()
