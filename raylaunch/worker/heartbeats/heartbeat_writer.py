@@ -15,7 +15,7 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic_ns, sleep
 from typing import Any
@@ -359,7 +359,7 @@ def claim() -> None:
     `boot` calls this in a worker. A `command` may be a shell around the script; there the owner is the first process
     that uses `raylaunch.worker`. Child processes of an owner never own a slot.
     """
-    writer = _open_writer(os.environ) if not _is_child_of_multiprocessing() else None
+    writer = _open_writer() if not _is_child_of_multiprocessing() else None
     _writers[:] = [writer]
     if writer is not None:
         when_imported(_OPTIMIZERS, lambda module: _count_steps(module, writer))
@@ -392,8 +392,8 @@ def _is_child_of_multiprocessing() -> bool:
     return process is not None and process.parent_process() is not None
 
 
-def _open_writer(environ: Mapping[str, str]) -> HeartbeatWriter | None:
-    path, _, local_rank = environ.get(shared_page.PAGE_VARIABLE, "").rpartition(":")
+def _open_writer() -> HeartbeatWriter | None:
+    path, _, local_rank = os.environ.get(shared_page.PAGE_VARIABLE, "").rpartition(":")
     if not path or not local_rank.isdecimal() or int(local_rank) >= shared_page.MAX_WORKERS:
         return None
     try:
@@ -402,16 +402,12 @@ def _open_writer(environ: Mapping[str, str]) -> HeartbeatWriter | None:
         return None
     slot = slot_offset(int(local_rank))
     owner = numbers[slot + shared_page.OWNER_PID]
-    if owner not in (0, os.getpid()) and _is_alive(owner):
+    if owner not in (0, os.getpid()) and os.path.exists(f"/proc/{owner}"):
         return None
-    if environ.get(ATTEMPT_VARIABLE, str(numbers[shared_page.ATTEMPT])) != str(numbers[shared_page.ATTEMPT]):
+    if os.environ.get(ATTEMPT_VARIABLE, str(numbers[shared_page.ATTEMPT])) != str(numbers[shared_page.ATTEMPT]):
         return None  # a process left over from an earlier attempt
     numbers[slot + shared_page.OWNER_PID] = os.getpid()
     return HeartbeatWriter(numbers, slot)
-
-
-def _is_alive(pid: int) -> bool:
-    return os.path.exists(f"/proc/{pid}")
 
 
 def _count_steps(module: types.ModuleType, writer: HeartbeatWriter) -> None:
@@ -477,7 +473,7 @@ class StepCounter:
         if state_id != self._state_id and self._reads < _MAX_READS:  # the first step, or the first of a loaded state
             self._state_id = state_id
             self._reads += 1
-            self._completed = _completed_steps(optimizer)
+            self._completed = _steps_of(optimizer)
         self._writer.record_progress(self._completed)
 
     def _takes_over(self, optimizer: Any) -> bool:
@@ -508,7 +504,7 @@ class StepCounter:
         return capturing
 
 
-def _completed_steps(optimizer: Any) -> int:
+def _steps_of(optimizer: Any) -> int:
     """Return how many steps the optimizer's state says were done in all attempts, or 0 where it does not say.
 
     Adam and similar optimizers keep the count with each parameter. Some fused optimizers of other libraries keep it
