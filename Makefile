@@ -43,7 +43,7 @@ run: install
 # there are CPUs. Those that take longest are first, so that none runs alone at the end. The output of each is shown when
 # it has ended.
 JOBS ?= $(shell expr $$(nproc) + 2)
-PARTS := test-node test-agents test-sessions test-worker test-hosts test-runs test-own-cluster test-detached-hosts test-rest test-core test-contract check
+PARTS := test-runs test-own-cluster test-agents test-rest test-hosts test-node test-sessions test-worker test-contract test-detached-hosts test-core check
 PYTEST := $(BIN)/python -m pytest -q
 
 .PHONY: install run test $(PARTS) fuzz bench examples smoke profile-restart docs dist chaos compat slurm gpu gpu-bundle clean
