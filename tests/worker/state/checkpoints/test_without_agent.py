@@ -13,6 +13,7 @@ pytest.importorskip("torch")
 
 from raylaunch.worker.state.checkpoints.durable_folder import EVERY_VARIABLE, FOLDER_VARIABLE
 from tests.private_cluster import free_ports
+from tests.warm_command import WarmCommand
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -92,16 +93,14 @@ if rank:
 """
 
 
-def test_a_rank_that_has_written_its_part_leaves(tmp_path):
+def test_a_rank_that_has_written_its_part_leaves(warm_torch, tmp_path):
     """It does not begin again with the commit that rank 0 is about to complete."""
     (tmp_path / "train.py").write_text(LEAVES)
     (port,) = free_ports(1)
     env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[4]), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
     env |= {"MASTER_PORT": str(port), FOLDER_VARIABLE: str(tmp_path / "kept"), EVERY_VARIABLE: "0.0001"}
     ranks = [
-        subprocess.Popen(
-            [sys.executable, "train.py"], cwd=tmp_path, env=env | {"RANK": str(rank)}, stderr=subprocess.PIPE, text=True
-        )
+        WarmCommand(warm_torch, str(tmp_path / "train.py"), env=env | {"RANK": str(rank)}, cwd=tmp_path)
         for rank in (0, 1)
     ]
     errors = [rank.communicate(timeout=200)[1] for rank in ranks]
