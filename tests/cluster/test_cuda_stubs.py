@@ -187,15 +187,12 @@ def job(folder: Path, **settings: object) -> str:
     return "job.json"
 
 
-@pytest.mark.parametrize("on_cluster", [False, True], ids=["alone", "on Ray"])
-def test_only_ranks_touch_cuda(request, stubs, train, on_cluster):
+def test_only_ranks_touch_cuda(cluster, stubs, train):
     """No agent, fork server, zygote, store, or process that writes checkpoints; over a restart with survivors."""
     stubs.log.unlink(missing_ok=True)
-    cluster = request.getfixturevalue("cluster") if on_cluster else None
     entry = {"script": "train.py", "args": ["cuda"]}
-    ray = {"address": cluster.address if cluster is not None else "none"}
-    written = job(train, entrypoint=entry, ray=ray)
-    done = raylaunch(train, written, env=cluster.env() if cluster is not None else None)
+    written = job(train, entrypoint=entry, ray={"address": cluster.address})
+    done = raylaunch(train, written, env=cluster.env())
     assert done.returncode == 0, done.stderr
     assert "fresh interpreters" not in done.stderr, done.stderr
     assert os.listdir(train / "checkpoints"), "nothing was written"
