@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from types import NoneType
 
@@ -41,6 +42,8 @@ _RETRY_SECONDS = (0.1, 0.3, 1.0)
 _ASK_SECONDS = 3.0
 """How long a subreaper may take to answer: it first imports what it needs. Where a host's processes are all gone, its
 kernel refuses at once."""
+_MOST_ASKED = 16
+"""How many are asked at a time: those whose hosts are gone take their seconds together."""
 _OUTSIDE_TRIES = 4
 """How often a part is fetched from outside of the world, from where nobody may answer any more."""
 
@@ -226,14 +229,9 @@ class StateCopies(AgentPart):
         push(self._memory.files, target, self._port.spec.copy_secret, parts, is_stopped=work.stop.is_set, rate=rate)
 
     def _ask_all(self, work: _Work, addresses: tuple[CopyAddress, ...]) -> None:
-        found = []
-        for one in addresses:
-            with contextlib.suppress(OSError, CopyRefusedError):
-                try:
-                    held = self._asked_of(one)
-                except ConnectionError:  # the agent is just being killed: its subreaper answers
-                    held = self._asked_of(one)
-                found.append(Holder(at=one, held=held))
+        found: list[Holder] = []
+        with contextlib.suppress(RuntimeError), ThreadPoolExecutor(min(len(addresses), _MOST_ASKED)) as pool:
+            found = [one for one in pool.map(self._asked_of, addresses) if one is not None]
 
         def learn() -> None:
             if not work.stop.is_set():
@@ -242,9 +240,17 @@ class StateCopies(AgentPart):
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self._port.call(learn)
 
-    def _asked_of(self, address: CopyAddress) -> tuple[HeldCommit, ...]:
-        with transfer.connection(address, self._port.spec.copy_secret, seconds=_ASK_SECONDS) as line:
-            return transfer.ask(line, tuple[HeldCommit, ...], "held")
+    def _asked_of(self, address: CopyAddress) -> Holder | None:
+        """Ask twice if the connection breaks: an agent may just be killed, and its subreaper answers then."""
+        for _ in range(2):
+            try:
+                with transfer.connection(address, self._port.spec.copy_secret, seconds=_ASK_SECONDS) as line:
+                    return Holder(at=address, held=transfer.ask(line, tuple[HeldCommit, ...], "held"))
+            except ConnectionError:
+                continue
+            except (OSError, CopyRefusedError):
+                break
+        return None
 
     def _fetch_all(self, work: _Work, order: RestoreOrder) -> None:
         """Get all parts that the node lacks, and then let its workers restore."""

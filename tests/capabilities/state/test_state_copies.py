@@ -532,21 +532,26 @@ def test_the_node_of_rank_0_asks_what_killed_agents_have_left(killed):
     side.close()
 
 
-def test_an_agent_that_is_killed_while_it_is_asked_is_asked_again():
-    """Its subreaper answers then, at the same port."""
+def test_agents_that_are_killed_while_all_are_asked_at_once_are_asked_again():
+    """Their subreapers answer then, at the same ports."""
     side = Side(1)
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        at = CopyAddress(node=NodeId("killed"), host="127.0.0.1", port=listening.getsockname()[1], outside=True)
-        side.show(2, lost=(at,))
+    with contextlib.ExitStack() as stack:
+        ports = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
+        asked = tuple(
+            CopyAddress(node=NodeId(f"killed-{number}"), host="127.0.0.1", port=one.getsockname()[1], outside=True)
+            for number, one in enumerate(ports)
+        )
+        side.show(2, lost=asked)
         side.begin(2)
-        line, _ = listening.accept()
-        line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close by a reset
-        line.close()
-        subreaper = PartServer(listening.dup(), StateFiles("", 0, FastDir()), secret=SECRET)
-        subreaper.start()
-        until(side.told_of, "the answer")
-        subreaper.close()
-    assert [one.at for one in side.told_of()] == [side.address, at]
+        for line in [one.accept()[0] for one in reversed(ports)]:  # the second, before the first is answered
+            line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close by a reset
+            line.close()
+        for one in ports:
+            subreaper = PartServer(one.dup(), StateFiles("", 0, FastDir()), secret=SECRET)
+            stack.callback(subreaper.close)
+            subreaper.start()
+        until(side.told_of, "the answers")
+    assert [one.at for one in side.told_of()] == [side.address, *asked]
     side.close()
 
 
