@@ -123,5 +123,5 @@ def test_a_rank_that_dies_between_its_optimizer_and_its_commit(alone_with_torch)
 
 def test_all_ranks_of_a_node_die(alone_with_torch):
     """The survivors are on the other node, from which it gets what it lacks."""
-    run = Trained(alone_with_torch, {1: (10, [0, 1], False)})
+    run = Trained(alone_with_torch, {1: (10, [0, 1], False)}, "fakenccl")
     assert run.restored(2) == 11, run.err
