@@ -52,8 +52,8 @@ class FakeRun:
         self.nodes = self.folder = ""
         self.is_over = False
 
-    def __call__(self, job, text, observer, *, payload, on_control, conclude, given):
-        del text, conclude, given
+    def __call__(self, job, text, observer, *, payload, on_control, conclude, capabilities, given):
+        del text, conclude, capabilities, given
         if self.folder:
             observer.on_plan(job, make_plan(job, (local_machine.facts(job),), local=True), self.folder)
         if self.begins:
