@@ -267,7 +267,10 @@ def test_objects_of_ray(launcher):
 
         def kill_lender(group):
             (lender,) = group._dispatcher._deliveries._lenders.values()
-            os.kill(ray.get(lender.__ray_call__.remote(lambda self: os.getpid())), signal.SIGKILL)
+            pid = ray.get(lender.__ray_call__.remote(lambda self: os.getpid()))
+            os.kill(pid, signal.SIGKILL)
+            while os.path.exists(f"/proc/{pid}"):
+                time.sleep(0.01)
 
         def free():
             return int(ray.available_resources()["object_store_memory"])
