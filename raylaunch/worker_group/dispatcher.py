@@ -205,6 +205,7 @@ class CallDispatcher:
                 if (failed := self._deliveries.go_on(event)) is not None:
                     self._undelivered(event, failed)
             case Stored(number=number, rank=rank, ref=ref, error=error):
+                self._deliveries.stored(event)
                 self._calls.stored(number, rank, ref, error, self.world.size)
 
     def _hear(self, line: RankLine, message: Any, parts: list[bytearray]) -> None:

@@ -48,6 +48,7 @@ class Stored:
     number: int
     """Of the call."""
     rank: int
+    lender: Any
     ref: ObjectRef
     error: BaseException | None
 
@@ -104,12 +105,18 @@ class Deliveries:
 
     def store(self, number: int, rank: int, node: str, shared: SharedParts) -> None:
         """Have Ray store what a rank has returned. `Stored` follows."""
-        ref, done = self._lender(node).store.options(num_returns=2).remote(shared)
+        lender = self._lender(node)
+        ref, done = lender.store.options(num_returns=2).remote(shared)
 
         def told(future: Future[None]) -> None:
-            self._inbox.put(Stored(number=number, rank=rank, ref=ref, error=future.exception()))
+            self._inbox.put(Stored(number=number, rank=rank, lender=lender, ref=ref, error=future.exception()))
 
         done.future().add_done_callback(told)  # `ref.future()` would fetch it
+
+    def stored(self, stored: Stored) -> None:
+        """If the lender is gone, the next call gets another one."""
+        if _is_of_actor(stored.error):
+            self._lenders = {node: lender for node, lender in self._lenders.items() if lender is not stored.lender}
 
     def release(self, number: int) -> None:
         """A call is over: what ranks do not refer to any more is not held for them."""
@@ -135,7 +142,7 @@ class Deliveries:
                 ray.kill(lender)
 
 
-def _is_of_actor(error: BaseException) -> bool:
+def _is_of_actor(error: BaseException | None) -> bool:
     from ray import exceptions  # noqa: PLC0415
 
     return isinstance(error, exceptions.RayActorError)

@@ -298,7 +298,11 @@ def test_objects_of_ray(launcher):
             found["restarts"] = group._dispatcher.world.attempt
             kill_lender(group)
             found["not held"] = error_of(lambda: group.call("is_full_of", 1))
-            one = group.call_one(1, "make", 4, returns="ref", retry=True)
+            group.call("drop")
+            kill_lender(group)
+            found["not stored"] = error_of(lambda: group.call("make", 4, returns="ref"))
+            one = group.call_one(1, "make", 4, returns="ref")
+            group.call("take", np.full(9, 3))
             found["wrong"] = error_of(lambda: group.call("make", 1, returns="refs"))
             found["through"] = group.call("is_full_of", raylaunch.scatter([ray.put(3), ray.put(2)]))
         values = ray.get(refs)
@@ -321,6 +325,7 @@ def test_objects_of_ray(launcher):
         "without lender": [[True, False]] * 2,
         "restarts": 2,
         "not held": "RankRestartedError",
+        "not stored": "CallFailedError",
         "wrong": "ValueError",
         "through": [True, False],
         "refs": [[0, 1_000_000], [1, 1_000_000]],
