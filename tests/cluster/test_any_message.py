@@ -13,6 +13,7 @@ import os
 import resource
 import socket
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
@@ -25,7 +26,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raylaunch.cluster.agent import agent, ray_actor, serialization
+from raylaunch.cluster.agent import lease, ray_actor, serialization
 from raylaunch.cluster.agent.agent import AgentReport
 from raylaunch.cluster.agent.link import LinkServer
 from raylaunch.cluster.agent.serialization import UnreadableError, VersionMismatchError
@@ -192,8 +193,14 @@ def test_an_agent_that_is_told_anything(messages):
         patch.setattr(ray_actor, "ray", SimpleNamespace(get_runtime_context=lambda: context, util=util))
         patch.setattr(ray_actor.ray_internals, "node_labels", dict)  # Ray itself would start a cluster
         patch.setattr(ray_actor.processes, "set_niceness", lambda _: None)
-        patch.setattr(agent, "end_this_process", lambda: None)  # when the lease is over, seconds after `close`
-        asyncio.run(asyncio.wait_for(tell_agent(messages, folder), 200))
+        patch.setattr(ray_actor, "end_this_process", lambda: None)  # when the lease is over, after `close`
+        patch.setattr(lease, "_CLOSE_SECONDS", 1.0)
+        try:
+            asyncio.run(asyncio.wait_for(tell_agent(messages, folder), 200))
+        finally:
+            for thread in threading.enumerate():
+                if thread.name == "raylaunch-lease":
+                    thread.join(100)
         assert "Traceback" not in written(), written()
 
 
@@ -219,16 +226,16 @@ async def tell_agent(messages: list[Order | bytes], folder: str) -> None:
     job = replace(SPEC.job, node_timeout=1000.0)
     await actor.begin(serialization.dump_spec(replace(SPEC, job=job, run_dir=folder)))
     try:
-        serialization.load_report(await actor.next_report())
+        serialization.load_report(await actor.next_report(SPEC.epoch))
         goal = NodeGoal()
         for order in messages:
             if isinstance(order, bytes):
-                await actor.obey(0, order)
+                await actor.obey(SPEC.epoch, order)
             elif not isinstance(order, LaunchWorkers) or -1 < order.assignment.nproc < 4:
                 goal = goal.after(order)
-                await actor.obey(0, serialization.dump_goal(goal))
+                await actor.obey(SPEC.epoch, serialization.dump_goal(goal))
             with contextlib.suppress(ray_actor.AgentError, TimeoutError):
-                serialization.load_report(await asyncio.wait_for(actor.next_report(), 0.3))
+                serialization.load_report(await asyncio.wait_for(actor.next_report(SPEC.epoch), 0.3))
     finally:
         await actor.close()
 
