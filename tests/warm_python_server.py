@@ -23,6 +23,7 @@ import signal
 import socket
 import sys
 import threading
+import types
 
 MOST_BYTES = 1 << 20
 MOST_FILES = 16
@@ -116,16 +117,21 @@ def main():
 
 
 def run(module):
-    """Run the module or file as `__main__`, and return the exit code.
+    """Run the module or file as `__main__`, which stays that for threads and exit handlers, and return the exit code.
 
     What it leaves is kept: a process group that is freed with the frames of an exception may wait for a thread of its
     own, which waits for the GIL.
     """
+    kept.append(sys.modules["__main__"])
+    sys.modules["__main__"] = script = types.ModuleType("__main__")
     try:
         if module.endswith(".py"):
-            kept.append(runpy.run_path(module, run_name="__main__"))
+            with open(module, "rb") as file:
+                code = compile(file.read(), module, "exec")
+            script.__file__ = module
+            exec(code, vars(script))
         else:
-            kept.append(runpy.run_module(module, run_name="__main__", alter_sys=True))
+            runpy._run_module_as_main(module)  # noqa: SLF001
     except SystemExit as stop:
         kept.append(stop)
         if not isinstance(stop.code, int | None):
