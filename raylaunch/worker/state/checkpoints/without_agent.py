@@ -89,20 +89,23 @@ class OwnFiles:
         buffer.header.set_outcome(WriteState.FAILED if failed else WriteState.WRITTEN, failed)
 
     def write_last(self) -> None:
-        """Write the newest commit that all ranks have, unless it is written; a message where that fails.
+        """Write the newest commit that all ranks have and that is not written; a message where that fails.
 
-        It does that only in the process itself.
+        It does that only in the process itself. What this rank has written is left alone: others may be at work on
+        their parts of it, and rank 0 about to complete it.
         """
         if os.getpid() != self._pid:
             return
         if self._thread is not None:
             self._thread.join()
-        buffers = list(self._buffers.values())
-        held = [held.commit for buffer in buffers if (held := buffer.header.held()) is not None]
-        if max(held, default=None) == self._written:
-            return  # others may be at work on their parts of it, and rank 0 about to complete it
+        buffers = [buffer for buffer in self._buffers.values() if self._is_newer(buffer)]
         failed = checkpoint_writer.report(
             lambda: checkpoint_writer.write_newest(self._folder, buffers, _END_SECONDS), self._folder, None
         )
         if failed:
             print(f"raylaunch: {failed}", file=sys.stderr, flush=True)
+
+    def _is_newer(self, buffer: CommitBuffer) -> bool:
+        """Return whether a buffer has a commit after the last one that this rank has written."""
+        held = buffer.header.held()
+        return held is not None and (self._written is None or held.commit > self._written)

@@ -14,6 +14,7 @@ pytest.importorskip("torch")
 from raylaunch.worker.state.checkpoints.durable_folder import EVERY_VARIABLE, FOLDER_VARIABLE
 from tests.private_cluster import free_ports
 from tests.warm_command import WarmCommand
+from tests.warm_python import WarmPython
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -93,9 +94,61 @@ if rank:
 """
 
 
+GOES_ON = """
+import os
+import time
+from pathlib import Path
+import torch
+import torch.distributed as dist
+from raylaunch.worker import State
+from raylaunch.worker.state.checkpoints.durable_folder import DurableFolder
+
+complete = DurableFolder.complete
+
+def wait_for(pattern):
+    deadline = time.monotonic() + 100.0
+    while not [*Path().glob(pattern)] and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+def complete_later(*args):
+    Path("completing").touch()
+    wait_for("kept/step-3.*/.plan-1")
+    time.sleep(0.5)  # rank 1 would tell at once what else it has to write
+    DurableFolder.complete = complete
+    return complete(*args)
+
+DurableFolder.complete = complete_later
+dist.init_process_group("gloo")
+model = torch.nn.Linear(4, 4)
+state = State(model=model, every=1)
+assert state.restore() == 0
+state.commit(0)
+state.commit(1)  # to disk: rank 0 proposes that with the commit before
+state.commit(2)
+state.finish()
+dist.barrier()
+dist.destroy_process_group()
+if int(os.environ["RANK"]):
+    wait_for("completing")
+"""
+
+
 def test_a_rank_that_has_written_its_part_leaves(warm_torch, tmp_path):
     """It does not begin again with the commit that rank 0 is about to complete."""
-    (tmp_path / "train.py").write_text(LEAVES)
+    end_of_two_ranks(warm_torch, tmp_path, LEAVES)
+    assert {*(tmp_path / "kept").glob("step-*")} == {tmp_path / "kept" / "step-2"}
+
+
+def test_a_rank_that_has_written_its_part_of_the_commit_before_the_last(warm_torch, tmp_path):
+    """It begins with the last one, and not again with the one that rank 0 is about to complete."""
+    end_of_two_ranks(warm_torch, tmp_path, GOES_ON)
+    assert (tmp_path / "kept" / "step-3" / ".metadata").exists()
+    assert not [*(tmp_path / "kept").glob("step-2/.plan-*")]
+
+
+def end_of_two_ranks(warm_torch: WarmPython, tmp_path: Path, script: str) -> None:
+    """Run a script on two ranks whose checkpoints are in `kept`; they must end well, and write the one of step 2."""
+    (tmp_path / "train.py").write_text(script)
     (port,) = free_ports(1)
     env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[4]), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
     env |= {"MASTER_PORT": str(port), FOLDER_VARIABLE: str(tmp_path / "kept"), EVERY_VARIABLE: "0.0001"}
@@ -106,4 +159,3 @@ def test_a_rank_that_has_written_its_part_leaves(warm_torch, tmp_path):
     errors = [rank.communicate(timeout=200)[1] for rank in ranks]
     assert ([rank.returncode for rank in ranks], errors) == ([0, 0], ["", ""])
     assert (tmp_path / "kept" / "step-2" / ".metadata").exists()
-    assert [*(tmp_path / "kept").glob("step-*")] == [tmp_path / "kept" / "step-2"]
