@@ -247,8 +247,7 @@ def main() -> None:
     except SystemExit:
         leave_world()
         raise
-    if dist.is_initialized():
-        dist.barrier()  # meanwhile gloo's threads let go of tensors; they could not while this one waits for their end
+    del trainer  # else DDP would be the last that holds the process group, and would wait for threads that need the GIL
     leave_world()
 
 
