@@ -64,9 +64,9 @@ def debug(terminal: Terminal, tmp_path: Path) -> None:
     assert not _is_restored(terminal)
     terminal.type("n\r")
     terminal.until(lambda: terminal.text.count("(Pdb)") > 1)
-    terminal.resize(77, 33)
     terminal.type("answer + 1\r")
     terminal.until(lambda: "\n42\n" in terminal.text)
+    terminal.resize(77, 33)  # readline may draw its line again, amid what is typed
     terminal.type("!answer = 7\r")
     terminal.until(lambda: terminal.text.count("(Pdb)") > 3)
     terminal.type("c\r")
