@@ -169,7 +169,7 @@ class PackedArguments:
         self._parts = [[*map(_sent, value.parts)] if isinstance(value, Scattered) else value for value in self._beside]
 
     def _identify(self, obj: object) -> int | None:
-        if not isinstance(obj, (Scattered, *_ref_types())):
+        if not isinstance(obj, (Scattered, *packing.ref_types())):
             return None
         self._beside.append(obj)
         return len(self._beside) - 1
@@ -230,13 +230,8 @@ def is_connected() -> bool:
     return ray is not None and bool(ray.is_initialized())
 
 
-def _ref_types() -> tuple[type, ...]:
-    ray: Any = sys.modules.get("ray")
-    return () if ray is None else (ray.ObjectRef,)
-
-
 def _sent(part: Any) -> Sent:
-    return part if isinstance(part, _ref_types()) else _packed(part, packing.refuse_ref)
+    return part if isinstance(part, packing.ref_types()) else _packed(part, packing.refuse_ref)
 
 
 def _packed(value: object, identify: Callable[[object], Any]) -> Sent:

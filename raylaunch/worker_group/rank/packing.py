@@ -34,9 +34,15 @@ def packed(value: object, identify: Callable[[object], Any] = lambda _: None) ->
         return [file.getvalue(), *(buffer.raw() for buffer in buffers)]
 
 
+def ref_types() -> tuple[type, ...]:
+    """Return the type of references to objects of Ray's; where nobody has imported Ray, there are none."""
+    kind = getattr(sys.modules.get("ray"), "ObjectRef", None)
+    return () if kind is None else (kind,)
+
+
 def refuse_ref(obj: object) -> None:
     """Raise TypeError for an ObjectRef: an `identify` for values in which none can be sent."""
-    if isinstance(obj, getattr(sys.modules.get("ray"), "ObjectRef", ())):
+    if isinstance(obj, ref_types()):
         raise TypeError("an ObjectRef inside of a part of `scatter` or of an object of Ray's: fetch it, by `ray.get`")
 
 
