@@ -80,7 +80,7 @@ class RestartBudget:
     def __init__(self, max_restarts: int) -> None:
         self._all = max_restarts
         self.spent = 0
-        #: The last step that all workers have saved in any attempt, and how many restarts have brought no later one.
+        #: The last step that all workers have saved, and how many restarts have brought no later one.
         self._saved: int | None = None
         self._vain = 0
         #: The failures that may still matter one by one, the oldest first.
@@ -90,9 +90,10 @@ class RestartBudget:
         self._nodes: set[NodeId] = set()
 
     def saved(self, step: int) -> None:
-        """Note that all workers have saved this step."""
+        """Note that all workers have saved this step. An earlier one than before: what came after it is lost."""
         if self._saved is None or step > self._saved:
-            self._saved, self._vain = step, 0
+            self._vain = 0
+        self._saved = step
 
     def spend(
         self, cause: Failure, now: float, nodes: Collection[NodeId], *, elsewhere: bool = False

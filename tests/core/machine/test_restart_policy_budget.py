@@ -185,6 +185,19 @@ def test_each_new_saved_step_allows_restarts():
         assert fail_at(budget, 3 * step, 3 * step + 1, 3 * step + 2) == ["", "", ""]
 
 
+def test_steps_are_saved_anew_after_a_loss():
+    """A `State` whose hosts were lost begins again: its first steps are new ones, long before it is where it was."""
+    budget = RestartBudget(100)
+    budget.saved(2482)
+    assert fail_at(budget, 1, 2, 3) == ["", "", ""]
+    budget.saved(0)
+    for step in range(1, 30):
+        budget.saved(step)
+        assert fail_at(budget, 3 * step, 3 * step + 1, 3 * step + 2) == ["", "", ""]
+    refused = budget.spend(failure(**raised("ValueError", line=4)), 9999.0, NODES)
+    assert refused == ("3 restarts have brought no saved step after step 29", True)
+
+
 @pytest.mark.parametrize("facts", [{}, PEER_LOST])
 def test_failures_from_outside_are_not_in_vain(facts):
     """A kill and a lost peer say nothing of the script."""
