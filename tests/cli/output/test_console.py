@@ -144,20 +144,31 @@ def test_output_dropped_at_the_end_is_counted(screens, monkeypatch):
 
 def test_a_slow_terminal_is_waited_for(screens, monkeypatch):
     """`close` waits as long as something is written, though it takes longer in all."""
-    monkeypatch.setattr(async_writer, "STALL_SECONDS", 1.0)
     monkeypatch.setattr(async_writer, "CHUNK", 10)
     out, err = screens
-    slow = threading.Event()
+    may_write, begun, joined = threading.Semaphore(0), [], []
 
     def write(data):
-        slow.wait(0.1)
+        begun.append(data)
+        assert may_write.acquire(timeout=200)
         out.text += bytes(data)
         return len(data)
 
+    class Thread(threading.Thread):
+        def join(self, timeout=None):
+            """Wait as long as one chunk takes: until the next one begins."""
+            joined.append(timeout)
+            before = len(begun)
+            may_write.release()
+            _wait(lambda: len(begun) > before or not self.is_alive())
+
+    monkeypatch.setattr(async_writer.threading, "Thread", Thread)
     out.write = write
     writer = AsyncWriter(out, err)
     writer.put("stdout", b"x" * 150)
+    _wait(lambda: begun)
     writer.close()
+    assert joined == [async_writer.STALL_SECONDS] * 15
     assert out.text == b"x" * 150
     assert err.text == b""
 
@@ -182,7 +193,7 @@ def test_a_blocked_terminal_is_given_up(screens, monkeypatch):
 PIPE = """
 import sys
 from raylaunch.cli.output import async_writer
-async_writer.STALL_SECONDS = 0.2
+async_writer.STALL_SECONDS = float(sys.argv[1])
 writer = async_writer.AsyncWriter(sys.stdout, sys.stderr)
 for _ in range(100):
     writer.put("stdout", b"line\\n" * 2000)
@@ -192,17 +203,17 @@ sys.exit(7)
 """
 
 
-def _program(text: str, **streams) -> subprocess.Popen:
-    return subprocess.Popen([sys.executable, "-c", textwrap.dedent(text)], cwd=ROOT, **streams)
+def _program(text: str, *arguments: str, **streams) -> subprocess.Popen:
+    return subprocess.Popen([sys.executable, "-c", textwrap.dedent(text), *arguments], cwd=ROOT, **streams)
 
 
 def test_a_pipe_that_nobody_reads():
     """The process ends with its own exit code and its messages on stderr, without an error of Python's."""
-    process = _program(PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = _program(PIPE, "0.2", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     report, count = process.stderr.read().decode().splitlines()
     assert report == "the report"
     missing = re.fullmatch(r"raylaunch: (\d+) bytes of output are not shown; the log files contain all of it", count)
-    assert 900_000 < int(missing[1]) < 1_000_000
+    assert 900_000 < int(missing[1]) <= 1_000_000
     assert process.wait(200) == 7
     process.stdout.close()
     process.stderr.close()
@@ -210,7 +221,7 @@ def test_a_pipe_that_nobody_reads():
 
 def test_a_pipe_that_is_closed():
     """After `| head -1` the rest of stdout is dropped without a message."""
-    process = _program(PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = _program(PIPE, "200", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     process.stdout.close()
     assert process.stderr.read() == b"the report\n"
     assert process.wait(200) == 7
@@ -221,7 +232,7 @@ def test_a_pipe_that_others_made_nonblocking():
     """Another process that shares the terminal may do that."""
     ours, theirs = os.pipe()
     os.set_blocking(theirs, False)
-    process = _program(PIPE, stdout=theirs, stderr=subprocess.DEVNULL)
+    process = _program(PIPE, "200", stdout=theirs, stderr=subprocess.DEVNULL)
     os.close(theirs)
     with open(ours, "rb") as file:
         assert file.read() == b"line\n" * 200_000

@@ -18,7 +18,10 @@ SECONDS = 100.0
 
 
 class ShippingAgent:
-    """The part of an agent that reads logs. `read_count`: how often it has read them."""
+    """The part of an agent that reads logs.
+
+    `read_count`: how often it has read them; `output_at`: the one of these reads that found the output.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "log"
@@ -26,7 +29,7 @@ class ShippingAgent:
         self.outbox = Outbox()
         self.output_ready = asyncio.Event()
         self.shipper = LogShipper(self.outbox, self.tell)
-        self.read_count = 0
+        self.read_count = self.output_at = 0
         read = self.shipper.tailer.read
 
         def counted(most: int):
@@ -37,7 +40,8 @@ class ShippingAgent:
         self.shipper.add([LogSource(attempt=1, rank=0, stream="stdout", path=str(self.path), prefix=b"")])
 
     def tell(self) -> None:
-        if self.outbox.has_some(more_output=False):
+        if self.outbox.has_some(more_output=False) and not self.output_ready.is_set():
+            self.output_at = self.read_count
             self.output_ready.set()
 
     def write(self, data: bytes) -> None:
@@ -84,7 +88,7 @@ def test_logs_are_read_only_when_they_grow(run):
         before = agent.read_count
         agent.write(b"one\n")
         assert await agent.next_output() == b"one\n"
-        assert agent.read_count == before + 1, "it read once, and not in vain"
+        assert agent.output_at == before + 1, "it read once, and not in vain"
         agent.write(b"two\n")
         assert await agent.next_output() == b"two\n"
         await agent.wait_until_idle()

@@ -172,6 +172,13 @@ from raylaunch.errors import InterruptedByUserError
 
 signals.LEAVE_SECONDS = {leave}
 told = []
+kill = signal.pthread_kill
+
+def interrupt(*told):
+    signals.LEAVE_SECONDS = {leave_interrupted}
+    kill(*told)
+
+signal.pthread_kill = interrupt
 try:
     with signals.handled(Job(signals_to_forward=["SIGUSR1"])) as handler:
         handler.go_to(told.append)
@@ -191,11 +198,16 @@ print(*told)
 
 
 def stuck(
-    *sent: str, over: bool = False, blocked: bool = True, stays: float = 100.0, leave: float = 0.1
+    *sent: str,
+    over: bool = False,
+    blocked: bool = True,
+    stays: float = 100.0,
+    leave: float = 0.1,
+    leave_interrupted: float = 0.1,
 ) -> tuple[int, str]:
     """Return the exit code and the output of a process that stays so many seconds after it was sent these signals.
 
-    `leave`: how long it may take to leave before the next step against it.
+    `leave`: how long it may take to leave before it is interrupted. `leave_interrupted`: and then before it is ended.
     """
     text = STUCK.format(
         over="handler.run_is_over()" if over else "",
@@ -203,6 +215,7 @@ def stuck(
         sent=sent,
         stays=stays,
         leave=leave,
+        leave_interrupted=leave_interrupted,
     )
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=100, check=False)
     assert not done.stderr
@@ -218,7 +231,10 @@ def test_a_process_that_is_stuck_is_ended_by_the_third_signal():
 def test_a_process_that_is_stuck_after_the_run_is_ended_by_one_signal():
     """The main thread is interrupted, and if it does not hear that either, the process ends."""
     assert stuck("SIGTERM", over=True) == (143, "")
-    assert stuck("SIGTERM", over=True, blocked=False, leave=2.0) == (143, "stopped by SIGTERM while the run ended")
+    assert stuck("SIGTERM", over=True, blocked=False, leave_interrupted=100.0) == (
+        143,
+        "stopped by SIGTERM while the run ended",
+    )
 
 
 def test_a_process_that_ends_by_itself_is_not_interrupted():
