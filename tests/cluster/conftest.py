@@ -171,6 +171,7 @@ _INSPECTOR = """
 import contextlib, json, ray, sys
 from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
 from ray._private.state import actors
+OURS = "AgentActor", "DriverActor", "InterimKeeper", "ObjectLender", "PlacementGroupCreator", "PortHolder"
 ray.init(log_to_driver=False, logging_level="ERROR")
 def end():
     for each in ray.util.list_named_actors(all_namespaces=True):
@@ -187,7 +188,7 @@ for line in sys.stdin:
     found = [
         f"actor {actor['ActorID']} {actor['State']}"
         for actor in actors().values()
-        if actor["State"] != "DEAD" and actor["ActorClassName"] in ("AgentActor", "DriverActor", "InterimKeeper", "PlacementGroupCreator")
+        if actor["State"] != "DEAD" and actor["ActorClassName"] in OURS
     ]
     found += [
         f"group {group['placement_group_id']} {group['state']}"

@@ -570,6 +570,64 @@ def test_groups_share_a_placement_group(launcher):
     }
 
 
+KNOWN = """
+class Sleeper(Counter):
+    def nap(self, until):
+        print("rank", self.rank, "naps", flush=True)
+        open(f"naps-{self.rank}", "w").close()
+        while not os.path.exists(until):
+            time.sleep(0.05)
+
+ray.init(log_to_driver=False, logging_level="ERROR")
+with group_of(Sleeper, 0) as group:
+    group.call("nap", os.path.abspath("awake"))
+    open("idle", "w").close()
+    while not os.path.exists("over"):
+        time.sleep(0.05)
+"""
+
+
+def test_commands_know_groups_as_runs(launcher, tmp_path):
+    """By the name of the class: while a call is carried out, while none is, and when the group has ended."""
+    (tmp_path / "program.py").write_text(PRELUDE + KNOWN)
+
+    def said(*command: str) -> str:
+        done = launcher.python("raylaunch", *command)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def listed(*flags: str) -> list[Any]:
+        runs = json.loads(said("ps", "--json", *flags))["runs"]
+        return [(run["name"], run["state"], run["workers"]) for run in runs if run["folder"].startswith(str(tmp_path))]
+
+    def are_at(place: str) -> bool:
+        return re.search(rf"^2 ranks at {place}", said("stacks", "Sleeper"), re.MULTILINE) is not None
+
+    program = launcher.command(str(tmp_path / "program.py"))
+    try:
+        wait_until(lambda: len([*tmp_path.glob("naps-*")]) == 2 or program.poll() is not None, 100, "the call")
+        assert listed() == [("Sleeper", "running", 2)]
+        assert re.match(r"Sleeper \S+: running, 2 workers on 1 node\n", said("status", "Sleeper"))
+        assert sorted(said("logs", "Sleeper").splitlines()) == [f"[{rank}] rank {rank} naps" for rank in range(2)]
+        wait_until(lambda: are_at(r"program.py:\d+ in nap"), 60, "the stacks of the call")
+        report = Path(said("report", "Sleeper").strip())
+        assert "Sleeper" in report.read_text()
+        (tmp_path / "awake").touch()
+        wait_until((tmp_path / "idle").exists, 100, "the end of the call")
+        wait_until(lambda: are_at(r".*: 0-1\n(    .*\n)*    .* in _answer_next"), 60, "the stacks between calls")
+        assert listed() == [("Sleeper", "running", 2)]
+        (tmp_path / "over").touch()
+        wait_until(lambda: program.poll() is not None, 100, "the end of the program")
+        assert program.poll() == 0
+        assert (listed(), listed("-a")) == ([], [("Sleeper", "succeeded", 2)])
+        assert said("status", "Sleeper").startswith("Sleeper ")
+        assert len(said("logs", "Sleeper").splitlines()) == 2
+        assert json.loads(said("report", "--json", "Sleeper"))["state"] == "succeeded"
+    finally:
+        program.kill()
+        program.communicate()
+
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
@@ -629,27 +687,35 @@ def test_an_adapter_has_the_methods_of_verl(launcher, torch_env):
 CALLERS = """
 ray.init(log_to_driver=False, logging_level="ERROR")
 
-def hold(path):
-    group = group_of(Counter, 0, env={"MARK": os.environ["MARK"]})
+def hold(path, close=False, own=None):
+    group = group_of(Counter, 0, env={"MARK": os.environ["MARK"]}, placement_group=own)
+    stored = group.call("rank_and", "stored", returns="ref")  # an actor of the group's does that
     with open(path + ".new", "w") as file:
-        json.dump([os.getpid(), group.call("add", 1)], file)
+        json.dump([os.getpid(), group.call("add", 1), own and own.id.hex()], file)
+    if close:
+        group.close()
     os.rename(path + ".new", path)
-    return group
+    return group, stored
 
 class Holder:
-    def begin(self, path):
-        self.group = hold(path)
+    def begin(self, *args):
+        self.held = hold(*args)
     def drop(self):
-        del self.group
+        del self.held
 
 kind, held = os.environ["KIND"], os.path.abspath("held")
-if kind == "driver":
-    group = hold(held)
+if kind in ("driver", "closed"):
+    group = hold(held, kind == "closed")
+elif kind == "with":
+    with hold(held + ".with")[0]:
+        pass
+    os.rename(held + ".with", held)
 elif kind == "task":
     waiting = ray.remote(num_cpus=0, max_retries=0)(lambda path: (hold(path), time.sleep(1000))[0]).remote(held)
 else:
+    own = ray.util.placement_group([{"CPU": 2}]) if kind == "actor in a group" else None
     actor = ray.remote(num_cpus=0)(Holder).remote()
-    ray.get(actor.begin.remote(held))
+    ray.get(actor.begin.remote(held, False, own))
     if kind == "dropped":
         ray.get(actor.drop.remote())
 sys.stdin.read()
@@ -657,20 +723,24 @@ time.sleep(1000)
 """.replace('"MARK"', f'"{MARK}"')
 
 
-@pytest.mark.parametrize("kind", ["driver", "actor", "task", "dropped"])
-def test_nothing_is_left_of_a_caller_that_is_killed(launcher, kind, tmp_path):
-    """Whatever it was in Ray, and also if only the object is collected. Its program goes on."""
+@pytest.mark.parametrize("kind", ["closed", "with", "dropped", "driver", "actor", "actor in a group", "task"])
+def test_nothing_is_left_of_a_group(launcher, kind, tmp_path):
+    """It is closed, or its object is collected, or its caller is killed, whatever that is in Ray. Its program goes on.
+
+    What the caller has reserved stays.
+    """
     path = tmp_path / "program.py"
     path.write_text(PRELUDE + CALLERS)
     mark = os.urandom(8).hex()
     program = launcher.command(str(path), env={"KIND": kind, MARK: mark})
     try:
-        wait_until((tmp_path / "held").exists, 100, "the group")
-        pid, answer = json.loads((tmp_path / "held").read_text())
+        wait_until(lambda: (tmp_path / "held").exists() or program.poll() is not None, 100, "the group")
+        pid, answer, own = json.loads((tmp_path / "held").read_text())
         assert answer == [1, 1]
-        if kind != "dropped":
+        if kind not in ("closed", "with", "dropped"):
             os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: left_in_ray(launcher.cluster) == [], 60, "actors and reservations to be gone")
+        kept = [f"group {own} CREATED"] if own else []
+        wait_until(lambda: left_in_ray(launcher.cluster) == kept, 60, "actors and reservations to be gone")
         wait_until(lambda: not [each for each in marked(mark) if "rank" in title(each)], 60, "the ranks to be gone")
         assert (program.poll() is None) is (kind != "driver")
     finally:
