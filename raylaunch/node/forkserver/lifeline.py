@@ -11,8 +11,6 @@ import os
 import select
 from collections.abc import Iterable
 
-_REMOVE_SECONDS = 2.0
-
 
 def agent_is_gone(lifeline: int) -> bool:
     """Return whether the agent is dead, or wants the processes of the node to end."""
@@ -38,15 +36,13 @@ def wait_for_end(lifeline: int) -> None:
 def remove_folders(folders: Iterable[str], lifeline: int) -> None:
     """Remove the node's folders at its end, except where the agent or the subreaper has a lock.
 
-    Waits until the agent is gone, for a short time: what kills the subreaper often kills the agent next. If it lives,
-    it notices the end of the fork server, and closes the socket, but goes on with what it has a lock on. The lock of a
-    dead agent does not count, since its end may take a while.
+    Waits until the agent is gone: what kills the subreaper often kills the agent next, as Ray does where it kills an
+    actor. If it lives, it notices the end of the fork server, and closes the socket, but goes on with what it has a
+    lock on. The lock of a dead agent does not count, since its end may take a while.
     """
     poll = select.poll()
     poll.register(lifeline, select.POLLIN)
-    happened = poll.poll(1000 * _REMOVE_SECONDS)
-    if not happened:
-        return
+    happened = poll.poll()
     from raylaunch.node.linux import scratch  # noqa: PLC0415  # the subreaper stays small
 
     is_dead = bool(happened[0][1] & select.POLLHUP)  # else only its end is shut down

@@ -61,19 +61,14 @@ def test_the_lock_of_an_agent_that_was_killed_does_not_count(folder):
     assert removed(folder, is_dead=True, lock=folder / scratch.AGENT_LOCK)
 
 
-def test_an_agent_that_is_killed_a_little_later_than_the_subreaper_is_waited_for(folder):
+def test_an_agent_that_is_killed_later_than_the_subreaper_is_waited_for(folder):
+    """Ray kills an actor's children before the actor, which may then take seconds to end."""
     agents, ours = socket.socketpair()
     with ours, agents:
-        killer = threading.Timer(0.2, agents.close)
-        killer.start()
-        lifeline.remove_folders([str(folder)], ours.fileno())
-        killer.join()
+        waiting = threading.Thread(target=lifeline.remove_folders, args=([str(folder)], ours.fileno()))
+        waiting.start()
+        waiting.join(2.5)
+        assert folder.exists()
+        agents.close()
+        waiting.join()
     assert not folder.exists()
-
-
-def test_an_agent_that_goes_on_keeps_its_folders(folder, monkeypatch):
-    monkeypatch.setattr(lifeline, "_REMOVE_SECONDS", 0.05)
-    agents, ours = socket.socketpair()
-    with ours, agents:
-        lifeline.remove_folders([str(folder)], ours.fileno())
-    assert folder.exists()
