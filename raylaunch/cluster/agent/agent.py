@@ -510,7 +510,7 @@ class LogShipper:
     def _turn(self) -> float | None:
         """Read, and return the seconds to wait for changes before the next turn; None: without a limit."""
         self.read()
-        if self.tailer.has_backlog or self.tailer.bytes_read >= _MOST_PER_TURN:
+        if self.tailer.has_backlog or self.tailer.has_more:
             return 0
         if not self.tailer.has_grown and self.tailer.watch():
             self.read()

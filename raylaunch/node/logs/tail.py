@@ -27,6 +27,9 @@ from raylaunch.worker.runtime.process_setup import without_waiting
 
 CHUNK_BYTES = 256 * 1024
 """How much is read of one file before the next file has its turn."""
+_MOST_READS = 256
+"""How many pieces one call reads. Workers that write to both of their files in turn make thousands of small ones, and
+an agent that read all of them at once would be silent for as long as a lost one."""
 MAX_BACKLOG_BYTES = 128 * 1024 * 1024
 """If more than this is unread when an attempt ends, only the ends of its logs are shown, with a notice."""
 
@@ -171,8 +174,8 @@ class LogTailer:
         self._chunk = chunk
         self._max_backlog = max_backlog
         self.inotify = Inotify()
-        #: How many bytes the last `read` read, shown or not.
-        self.bytes_read = 0
+        #: Whether the last `read` stopped at a limit, so that there may be more.
+        self.has_more = False
         #: Whether a file had grown at the last `read`, also one that is not read.
         self.has_grown = False
         #: Notices of what is not shown, for the next `read`.
@@ -215,17 +218,21 @@ class LogTailer:
         return PROMPT_SECONDS if prompts else None
 
     def read(self, limit: int) -> list[LogOutput]:
-        """Return what was written since the last call, about `limit` bytes at most.
+        """Return what was written since the last call, about `limit` bytes at most. `has_more`: go on at once.
 
         An attempt is read only after the attempts before it.
         """
         found, self._notices = self._notices, []
-        self.bytes_read, self.has_grown = 0, False
+        self.has_grown = self.has_more = False
+        size = reads = 0
         for attempt in sorted({tail.source.attempt for tail in self._tails}):
             turn = [tail for tail in self._tails if tail.source.attempt == attempt]
             orders = _look(turn)
-            while turn and self.bytes_read < limit:
-                grown = {tail for tail in turn if self._read_next(tail, found)}
+            while turn and size < limit and reads < _MOST_READS:
+                sizes = {tail: self._read_next(tail, found) for tail in turn}
+                size += sum(sizes.values())
+                reads += len(turn)
+                grown = {tail for tail in turn if sizes[tail]}
                 busy = {id(tail.source.order) for tail in grown}
                 for tail in turn:
                     if tail not in grown and not tail.waits and tail.end is not None:
@@ -234,19 +241,19 @@ class LogTailer:
                 for order in orders:
                     if id(order) not in busy and order.points:
                         order.points.popleft()
+            self.has_more = bool(turn)
         return found
 
-    def _read_next(self, tail: _FileTail, found: list[LogOutput]) -> bool:
-        """Read the next bytes of a file, and return whether there were any."""
+    def _read_next(self, tail: _FileTail, found: list[LogOutput]) -> int:
+        """Read the next bytes of a file, and return how many there were."""
         before = tail.offset
         data = _read_chunk(tail, self._chunk)
         if tail.offset != before:
             self.has_grown = True
             if tail.times is not None:
                 tail.times.record(tail.fd)
-        self.bytes_read += len(data)
         found += _output_of(tail, data)
-        return bool(data)
+        return len(data)
 
     def close(self) -> None:
         """Close all files that are followed."""

@@ -98,7 +98,7 @@ class OutputOrder:
         self._page, self._attempt, self._notes = page, attempt, page.notes(local_rank)
         self._seen = 0
         #: How long stdout and stderr were at each switch, as far as the files were not read.
-        self.points: deque[tuple[int, int]] = deque()
+        self.points: deque[tuple[int, int]] = deque(maxlen=_most(self._notes))
 
     def read(self) -> None:
         """Add the new notes to `points`. Of very many since the last call, the oldest are lost."""

@@ -133,6 +133,25 @@ def test_a_full_outbox_pauses_reading(run, monkeypatch):
     run(body)
 
 
+def test_what_one_turn_does_not_read_is_read_in_the_next_ones(run, monkeypatch):
+    """At once, and others have their turns in between."""
+    monkeypatch.setattr(agent_module, "TAIL_SECONDS", 3600.0)
+    monkeypatch.setattr(agent_module, "_MOST_PER_TURN", 60_000)
+    monkeypatch.setattr(agent_module, "LogTailer", partial(LogTailer, chunk=30_000))
+    text = b"".join(b"%06d\n" % number for number in range(100_000))
+
+    async def body(agent: ShippingAgent) -> None:
+        agent.write(text)
+        shown, turns = b"", 0
+        while len(shown) < len(text):
+            shown += await agent.next_output()
+            turns += 1
+        assert shown == text
+        assert turns > 1
+
+    run(body)
+
+
 def test_the_last_output_of_an_attempt_is_read_at_once(run, monkeypatch):
     """However long the poll interval is."""
     monkeypatch.setattr(agent_module, "TAIL_SECONDS", 3600.0)

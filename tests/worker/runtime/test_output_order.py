@@ -64,6 +64,20 @@ sys.stderr.write("f")
     assert len(order.points) == 5
 
 
+def test_points_that_are_not_used_do_not_fill_the_memory(page):
+    """Of a worker that writes faster than its files are read, the last ones are kept."""
+    made, _ = page
+    order, notes = OutputOrder(made, 1, 0), made.notes(0)
+    most = len(notes) // 2
+    for _ in range(3):
+        for number in range(notes[0], notes[0] + most):
+            at = 1 + 2 * (number % most)
+            notes[at], notes[at + 1] = number, number
+        notes[0] += most
+        order.read()
+    assert (len(order.points), order.points[-1]) == (most, (3 * most - 1, 3 * most - 1))
+
+
 @pytest.mark.parametrize("path", ["", "/nowhere:0", ":x"])
 def test_a_process_without_a_page(path, tmp_path):
     """It writes as ever."""
