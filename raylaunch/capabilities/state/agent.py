@@ -9,7 +9,7 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from types import NoneType
@@ -225,8 +225,16 @@ class StateCopies(AgentPart):
                 pass
 
     def _push(self, work: _Work, target: CopyAddress, parts: tuple[HeldCommit, ...]) -> None:
-        rate = float("inf") if self._memory.is_hurried else transfer.COPY_BYTES_PER_SECOND
-        push(self._memory.files, target, self._port.spec.copy_secret, parts, is_stopped=work.stop.is_set, rate=rate)
+        files, rate = self._memory.files, transfer.COPY_BYTES_PER_SECOND
+        push(
+            files,
+            target,
+            self._port.spec.copy_secret,
+            parts,
+            is_marked=parts[0] in files.kept(),
+            is_stopped=work.stop.is_set,
+            rate=float("inf") if self._memory.is_hurried else rate,
+        )
 
     def _ask_all(self, work: _Work, addresses: tuple[CopyAddress, ...]) -> None:
         found: list[Holder] = []
@@ -297,10 +305,11 @@ def push(
     secret: str,
     parts: Iterable[HeldCommit],
     *,
+    is_marked: bool = True,
     is_stopped: Callable[[], bool] = lambda: False,
     rate: float = transfer.COPY_BYTES_PER_SECOND,
 ) -> None:
-    """Copy parts to another agent, at most `rate` bytes per second.
+    """Copy parts to another agent, at most `rate` bytes per second. `is_marked`: as in `CopyRequest`.
 
     Raises CopyRefusedError, and OSError, also where it is stopped.
     """
@@ -311,12 +320,12 @@ def push(
                     msg = "it was overwritten before it was copied"
                     raise TornError(msg)
                 size = transfer.part_bytes(fd, part)
-                transfer.ask(line, NoneType, "push", part=part, size=size)
+                transfer.ask(line, NoneType, "push", part=part, size=size, is_marked=is_marked)
                 transfer.send_part(line, fd, part, size, is_stopped=is_stopped, rate=rate)
                 transfer.read_answer(line, NoneType)
 
 
-def fetch(files: StateFiles, line: socket.socket, part: HeldCommit, spared: Iterable[Commit | None]) -> None:
+def fetch(files: StateFiles, line: socket.socket, part: HeldCommit, spared: Collection[Commit | None]) -> None:
     """Get a part from another agent, unless it is there. Raises CopyRefusedError and OSError."""
     there = files.find(part.rank, part.commit, part.world_size)
     if there is not None and not there.is_light:  # of a light part, what is needed may be the whole one

@@ -92,7 +92,7 @@ class PartServer(Acceptor):
                 case CopyRequest(do="held"):
                     transfer.answer(line, self._files.held())
                 case CopyRequest(do="push", part=HeldCommit() as part, size=size) if _is_possible(part, size):
-                    self._take_part(line, part, size)
+                    self._take_part(line, part, size, is_marked=request.is_marked)
                 case CopyRequest(do="fetch", part=HeldCommit() as part) if _is_possible(part, HEADER_BYTES):
                     self._give_part(line, part)
                 case CopyRequest(do="get"):
@@ -125,9 +125,10 @@ class PartServer(Acceptor):
 
     # Parts of commits.
 
-    def _take_part(self, line: socket.socket, part: HeldCommit, size: int) -> None:
+    def _take_part(self, line: socket.socket, part: HeldCommit, size: int, *, is_marked: bool) -> None:
+        """Take a copy. If it is not of a marked commit, the last marked one may not be on two hosts everywhere yet."""
         transfer.lower_priority()
-        with self._files.writing_copy(part, size, self._spared()) as file:
+        with self._files.writing_copy(part, size, self._spared(), staying=1 if is_marked else 2) as file:
             if isinstance(file, str):
                 transfer.answer(line, why=file)
                 return

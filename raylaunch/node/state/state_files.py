@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 
 from raylaunch.core.machine.commits import Commit, HeldCommit
@@ -276,26 +276,38 @@ class StateFiles:
                 self._pop(key).close()
 
     @contextlib.contextmanager
-    def writing_copy(self, held: HeldCommit, size: int, spared: Iterable[Commit | None]) -> Iterator[MemoryFile | str]:
+    def writing_copy(
+        self, held: HeldCommit, size: int, spared: Collection[Commit | None], *, staying: int = 0
+    ) -> Iterator[MemoryFile | str]:
         """Give a file of this size for a copy, or say why there is none.
 
-        A copy of a spared commit is not overwritten, and neither is the newest copy of the same attempt: when another
-        commit is copied, that one is complete on all hosts. A commit that comes again takes the place of its copy.
+        The last `staying` copies of marked commits of the same attempt are not overwritten, and with fewer of them, a
+        copy of a spared commit is not either. If there is no memory for a third copy, one stays in place of two. A
+        commit that comes again takes the place of its copy.
         """
         with self._lock:
             copies = {key: file for key, file in self if key[0] == held.rank and key[1] >= FIRST_COPY}
             found = [(one.commit, key) for key, file in copies.items() if (one := file.held()) is not None]
             again = [key for commit, key in found if commit == held.commit]
-            others = [(commit, key) for commit, key in found if commit != held.commit]
-            present = [(commit, key) for commit, key in others if commit.attempt == held.commit.attempt]
-            safe = {max(present)[1]} if present else {key for commit, key in others if commit in set(spared)}
-            free = [key for key in again or copies if key not in safe and key not in self._busy]
+            others = {key: commit for commit, key in found if commit != held.commit}
+            present = [
+                key
+                for key, commit in others.items()
+                if commit.attempt == held.commit.attempt and copies[key].kept() is not None
+            ]
+            present.sort(key=lambda key: others[key], reverse=True)
             taken = {index for _, index in copies}
             index = next(index for index in range(FIRST_COPY, FIRST_COPY + len(taken) + 1) if index not in taken)
-            key = free[0] if free else (held.rank, index)
-            if free and (header := copies[key].header()) is not None:
-                header.unseal()
-            why = self.reserve(key, size)
+            for number in range(staying, min(staying, 1) - 1, -1):
+                safe = {*present[:number]}
+                if not 0 < number <= len(present):
+                    safe |= {key for key, commit in others.items() if commit in spared}
+                free = [key for key in again or copies if key not in safe and key not in self._busy]
+                key = free[0] if free else (held.rank, index)
+                if free and (header := copies[key].header()) is not None:
+                    header.unseal()
+                if not (why := self.reserve(key, size)):
+                    break
             self._busy.add(key)
         try:
             yield why or self._files[key]

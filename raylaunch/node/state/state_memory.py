@@ -11,7 +11,7 @@ import contextlib
 import json
 import select
 import socket
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 
 import msgspec
 
@@ -178,17 +178,17 @@ class StateMemory:
     def to_copy(self, attempt: int) -> tuple[HeldCommit, ...]:
         """Return the parts of the newest commit of the attempt that is to be copied, if all ranks of the node have it.
 
-        Before workers are stopped, that is any commit that is not light: those who wait for work make no other. Any
-        thread may call this. A commit that is copied is returned again.
+        Before workers are stopped, that is the last one that is not light. Any thread may call this. A commit that is
+        copied is returned again.
         """
         assignment = self._assignment
         if assignment is None or assignment.attempt != attempt:
             return ()
-        found = self.files.made() if self.is_hurried else self.files.kept()
-        own = [one for one in found if one.rank in assignment.ranks and one.commit.attempt == attempt]
-        newest = max((one.commit for one in own), default=None)
-        parts = tuple(one for one in own if one.commit == newest)
-        return parts if len(parts) == assignment.nproc else ()
+        if self.is_hurried:
+            last = _newest(self.files.made(), assignment)
+            if last and _is_last(self._page.numbers, last[0].commit, assignment):
+                return last
+        return _newest(self.files.kept(), assignment)
 
     def copied(self, commit: Commit) -> None:
         """Tell the workers that a commit of theirs is copied, and free what only older ones need."""
@@ -312,3 +312,21 @@ class StateMemory:
         for sock in (self._listener, *self._workers.values()):
             sock.close()
         self._epoll.close()
+
+
+def _newest(found: Iterable[HeldCommit], assignment: Assignment) -> tuple[HeldCommit, ...]:
+    """Return the parts of the newest of these commits, if all ranks of the node have it."""
+    own = [one for one in found if one.rank in assignment.ranks and one.commit.attempt == assignment.attempt]
+    newest = max((one.commit for one in own), default=None)
+    parts = tuple(one for one in own if one.commit == newest)
+    return parts if len(parts) == assignment.nproc else ()
+
+
+def _is_last(numbers: memoryview, commit: Commit, assignment: Assignment) -> bool:
+    """Return whether no other commit follows: it is of the agreed step, or the workers wait to be stopped.
+
+    `numbers`: the fields of the shared page.
+    """
+    slots = map(fields.slot_offset, range(min(assignment.nproc, fields.MAX_WORKERS)))
+    is_agreed = commit.steps >= numbers[fields.COMMITTED_STEP]
+    return is_agreed or all(numbers[slot + fields.WAITING_FOR_STOP] for slot in slots)

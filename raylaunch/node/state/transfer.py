@@ -64,6 +64,8 @@ class CopyRequest:
     part: HeldCommit | None = None
     size: int = 0
     """Bytes of the part that follows."""
+    is_marked: bool = True
+    """Whether it is part of a commit that all nodes copy; else it is only copied since workers are stopped."""
     owner: FilesOwner | None = None
     node: str = ""
     """Whose files; `""`: the folder itself, else copies."""

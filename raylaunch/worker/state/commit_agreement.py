@@ -220,24 +220,13 @@ class CopyRounds:
         self._rounds += 1
         self._is_counted = False
 
-    def begin_last(self, commit: Commit, agreement: CommitAgreement) -> None:
-        """Begin a round with the commit after which the workers are stopped. It replaces the commit of this round."""
-        self._skip(agreement)
-        self.copying = commit
-        self._rounds += 1
-        self._is_counted = False
-
     def drop(self, commit: Commit, agreement: CommitAgreement) -> None:
-        """Give up a commit that is not valid, so that no node copies it."""
+        """Give up a commit that is not valid, so that no node copies it. The node counts without a copy of it."""
         if self.copying == commit:
-            self._skip(agreement)
+            if self._local_rank == 0 and not self._is_counted:
+                self._is_counted = True
+                agreement.count_copied(1)
             self.copying = self.kept
-
-    def _skip(self, agreement: CommitAgreement) -> None:
-        """Count this node without a copy of the round's commit."""
-        if self._local_rank == 0 and not self._is_counted:
-            self._is_counted = True
-            agreement.count_copied(1)
 
     def give_up(self) -> None:
         """Keep nothing any more, since the node has no memory for it."""

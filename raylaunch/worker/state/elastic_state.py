@@ -396,7 +396,7 @@ class State:
 
     def _commit(self, writer: HeartbeatWriter, completed: int, *, is_last: bool) -> None:
         self._rank.begin(writer)
-        proposal = self._rank.wait_for_all(completed, is_last=is_last, is_copied=writer.copied_steps() is not None)
+        proposal = self._rank.wait_for_all(completed, is_last=is_last)
         began = perf_counter()
         found = self._rank.snapshot(self._objects, self._collect())
         copies = self._rank.write(found, to_disk=proposal.to_disk)

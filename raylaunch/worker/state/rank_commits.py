@@ -248,23 +248,22 @@ class RankCommits:
         else:
             random_states.seed_from(states, self._rank)
 
-    def wait_for_all(self, completed: int, *, is_last: bool = False, is_copied: bool = False) -> Proposal:
+    def wait_for_all(self, completed: int, *, is_last: bool = False) -> Proposal:
         """Wait until all ranks have the last commit: then the one before it may be overwritten.
 
         Return what rank 0 has proposed for the next one, after `completed` steps. `is_last`: the workers are stopped
-        after it. `is_copied`: this node copies the next one in any case.
+        after it.
         """
         proposal = self.agreement.wait(self.number)
         if self._shares and not self.agreement.had_same_digest(self.number):
             self._share_no_more(self.buffers.drop_newest())
         if self.number == 0:
-            proposal = replace(proposal, interval=self.restored_interval)
+            # What is restored may have lost its second host, so the first commit is copied at once.
+            proposal = replace(proposal, interval=self.restored_interval, is_kept=self.copies.kept is not None)
         self.number += 1
         if is_last:
             proposal = replace(proposal, to_disk=False)
-        if is_last and is_copied:
-            self.copies.begin_last(Commit(self._attempt, completed), self.agreement)
-        elif proposal.is_kept:
+        if proposal.is_kept:
             self.copies.begin(Commit(self._attempt, completed))
         if self._rounds is not None:
             self._rounds.began(monotonic(), to_disk=proposal.to_disk)
@@ -338,9 +337,7 @@ class RankCommits:
 
     def wait_for_copy(self, writer: HeartbeatWriter, completed: int) -> None:
         """Wait until the last commit is copied, before a node goes. If copies fail, soon give up, with a message."""
-        if not writer.awaits_copy:
-            return
-        if self.copies.copying is None or self.copies.copying.steps != completed:
+        if not writer.awaits_copy or writer.copied_steps() is None:
             return
         seconds = _COPY_SECONDS if writer.copied_steps() else _FIRST_COPY_SECONDS
         until = monotonic() + seconds

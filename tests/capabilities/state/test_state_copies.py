@@ -106,6 +106,11 @@ class Side:
         """The first rank says what its node restores."""
         self.memory.on_restore(msgspec.json.encode(order).decode())
 
+    def wait_for_stop(self) -> None:
+        """The workers of the node wait to be stopped."""
+        for local_rank in range(len(self.ranks)):
+            self.page.numbers[fields.slot_offset(local_rank) + fields.WAITING_FOR_STOP] = 1
+
     def told_of(self) -> list[Holder]:
         """Return what the first rank learns of what there is; empty: that is not known yet."""
         return msgspec.json.decode(self.memory.on_restore("") or "[]", type=list[Holder])
@@ -290,7 +295,7 @@ def test_light_commits_are_not_copied_to_other_hosts(sides):
     assert not second.has(light(0, 6))
 
 
-def test_workers_that_are_about_to_be_stopped_make_no_other_commit(sides):
+def test_workers_that_wait_to_be_stopped_make_no_other_commit(sides):
     """What they have committed is copied, though it was not to be; but nothing light."""
     first, second = sides
     serving(first, second)
@@ -300,8 +305,73 @@ def test_workers_that_are_about_to_be_stopped_make_no_other_commit(sides):
     first.copy_to(second)
     assert first.memory.to_copy(1) == ()
     first.page.numbers[fields.COMMITTED_STEP] = 9
+    assert first.memory.to_copy(1) == ()  # they train on until then
+    first.wait_for_stop()
     until(lambda: first.copied() == 5, "the copy to be made")
     assert second.has(part(0, 5))
+
+
+def test_the_commit_of_the_step_after_which_workers_are_stopped_is_copied(sides):
+    """None before it: that would cost the time for this one."""
+    first, _ = sides
+    first.commit(7, index=0)
+    first.commit(8, index=1, kept=False)
+    first.page.numbers[fields.COMMITTED_STEP] = 9
+    assert {one.commit.steps for one in first.memory.to_copy(1)} == {7}
+    first.commit(9, index=2, kept=False)
+    assert {one.commit.steps for one in first.memory.to_copy(1)} == {9}
+
+
+def copies_of_rank_0(*, most: int | None = None) -> set[int]:
+    """Return of which steps a node has copies: of two marked commits, and of a last one that was not marked."""
+    first, second = Side(0), Side(1, most=most)
+    serving(first)
+    for steps, index, is_marked in ((5, 0, True), (6, 2, True), (7, 3, False)):
+        first.seal(part(0, steps), index, kept=is_marked)
+        agent.push(first.memory.files, second.address, SECRET, (part(0, steps),), is_marked=is_marked)
+    found = {steps for steps in (5, 6, 7) if second.has(part(0, steps))}
+    first.close()
+    second.close()
+    return found
+
+
+def test_the_last_commit_costs_no_copy_of_one_that_is_on_two_hosts_everywhere():
+    """Another node may not have copied the newest marked one yet, so all keep the one before it too."""
+    assert copies_of_rank_0() == {5, 6, 7}
+
+
+def test_without_memory_for_a_third_copy_the_last_commit_is_copied_all_the_same():
+    """Nodes leave for certain; that another one is lost just then is less likely."""
+    assert copies_of_rank_0(most=SIZE * 2) == {6, 7}
+
+
+def test_before_the_second_marked_commit_of_an_attempt_the_last_one_costs_no_copy_of_what_was_restored(sides):
+    first, second = sides
+    serving(first, second)
+    second.seal(part(0, 3), FIRST_COPY)
+    second.begin(2)
+    second.memory.announce(RestoreOrder(commit=Commit(1, 3), world_size=4))
+    for steps, index, is_marked in ((5, 0, True), (7, 3, False)):
+        first.seal(part(0, steps, 2), index, kept=is_marked)
+        agent.push(first.memory.files, second.address, SECRET, (part(0, steps, 2),), is_marked=is_marked)
+    assert second.has(part(0, 3))
+    assert second.has(part(0, 5, 2))
+    assert second.has(part(0, 7, 2))
+
+
+def test_what_a_node_fetches_costs_no_copy_of_what_is_on_two_hosts(sides):
+    """If the newest commit has no copy, an older one must stay; and if the newest copy is not everywhere, one still older."""
+    first, second = sides
+    serving(first, second)
+    for steps, index in ((5, FIRST_COPY), (6, FIRST_COPY + 1)):
+        first.seal(part(2, steps), index)
+    second.seal(part(2, 7), 2, kept=False)
+    first.begin(2)
+    order = RestoreOrder(commit=Commit(1, 7), kept=Commit(1, 5), world_size=4, sources=((second.address, (2,)),))
+    first.restore(order)
+    until(first.is_told, "the part to be there")
+    assert first.has(part(2, 7))
+    assert first.has(part(2, 5))
 
 
 def test_copies_count_for_the_limit_and_the_lack_of_memory_is_said(sides):

@@ -50,12 +50,13 @@ class Host:
 
     own: dict[int, Buffer] = field(default_factory=dict)
     #: By the rank that has written it.
-    copies: dict[int, list[HeldCommit]] = field(default_factory=dict)
+    copies: dict[int, list[Buffer]] = field(default_factory=dict)
     copied_commit: Commit | None = None
 
     def held(self) -> tuple[HeldCommit, ...]:
         own = [buffer.commit for buffer in self.own.values() if buffer.commit is not None]
-        return (*own, *(replace(one, copied=True) for found in self.copies.values() for one in found))
+        copies = [buffer.commit for found in self.copies.values() for buffer in found if buffer.commit is not None]
+        return (*own, *(replace(one, copied=True) for one in copies))
 
 
 class ModelBuffers(RankBuffers):
@@ -129,19 +130,39 @@ class World:
         self.counted += nodes
         return self.counted
 
-    def copy(self, which: int) -> None:
-        """Copy the newest marked commit of a host to the next one, as `StateFiles.writing_copy` does."""
+    def copy(self, which: int, *, is_last: bool = False) -> None:
+        """Copy the newest marked commit of a host to the next one, as `StateFiles.writing_copy` does.
+
+        `is_last`: the newest commit, since the workers are about to be stopped.
+        """
         host, target = self.hosts[which], self.hosts[(which + 1) % len(self.hosts)]
-        marked = [buffer.commit for buffer in host.own.values() if buffer.commit is not None and buffer.is_kept]
-        own = [one for one in marked if one.commit.attempt == self.attempt]
+        own = [buffer for buffer in host.own.values() if buffer.commit is not None and (buffer.is_kept or is_last)]
+        own = [buffer for buffer in own if buffer.commit.commit.attempt == self.attempt]
         if not own:
             return
-        newest = max(own, key=lambda one: one.commit)
-        there = target.copies.setdefault(which, [])
-        present = [one.commit for one in there if one.commit.attempt == self.attempt and one.commit != newest.commit]
-        safe = {max(present)} if present else {self.chosen, self.kept}
-        target.copies[which] = [one for one in there if one.commit in safe and one.commit != newest.commit] + [newest]
-        host.copied_commit = newest.commit
+        newest = max(own, key=lambda buffer: buffer.commit.commit)
+        commit = newest.commit.commit
+        there = [one for one in target.copies.get(which, ()) if one.commit.commit != commit]
+        marked = [one.commit.commit for one in there if one.is_kept and one.commit.commit.attempt == self.attempt]
+        staying = 1 if newest.is_kept else 2
+        safe = {*sorted(marked)[-staying:]} | ({self.chosen, self.kept} if len(marked) < staying else set())
+        copy = Buffer(newest.commit, newest.is_kept)
+        target.copies[which] = [one for one in there if one.commit.commit in safe] + [copy]
+        host.copied_commit = commit
+
+    def save(self, copies: int) -> None:
+        """All ranks make the same last commit, and are stopped. This many hosts have copied it by then."""
+        while len({rank.made for rank in self.ranks}) > 1 or any(rank.is_writing for rank in self.ranks):
+            for rank in self.ranks:
+                if rank.is_writing or rank.made < max(other.made for other in self.ranks):
+                    rank.go()
+        for rank in [*self.ranks, *self.ranks]:
+            rank.go()
+        for which in range(copies):
+            self.copy(which, is_last=True)
+        made = self.made_by_all()
+        self.restart()
+        assert self.base == made
 
     def restart(self, lost: int | None = None) -> None:
         """Begin the next attempt, with a new host for the one that is lost."""
@@ -165,10 +186,10 @@ class World:
                 assert {one.rank for one in held[source] if complete.has(one)} >= {*ranks}
                 for rank in ranks:
                     part = HeldCommit(rank=rank, world_size=len(self.hosts), commit=complete.commit)
-                    self.hosts[int(node[5:])].copies.setdefault(rank, []).append(part)
+                    self.hosts[int(node[5:])].copies.setdefault(rank, []).append(Buffer(part))
         self.attempt += 1
         self.base = self.chosen.steps if self.chosen is not None else 0
-        self.counted, self.proposals = 0, {}
+        self.counted, self.proposals = 0, {0: Proposal(is_kept=self.kept is not None)}
         self.ranks = [Rank(self, number, self.chosen, self.kept) for number in range(len(self.hosts))]
 
     def made_by_all(self) -> int:
@@ -184,7 +205,7 @@ class World:
 
 
 moves = st.lists(
-    st.tuples(st.sampled_from(("go",) * 12 + ("copy",) * 4 + ("kill", "lose")), st.integers(0, 2)),
+    st.tuples(st.sampled_from(("go",) * 12 + ("copy",) * 4 + ("kill", "lose", "save")), st.integers(0, 2)),
     min_size=80,
     max_size=150,
 )
@@ -201,6 +222,8 @@ def test_no_commit_is_lost_with_workers_and_none_that_is_copied_with_a_host(host
             world.ranks[which % hosts].go()
         elif move == "copy":
             world.copy(which % hosts)
+        elif move == "save":
+            world.save(which % hosts)
         else:
             made = world.made_by_all()
             world.restart(which % hosts if move == "lose" else None)
@@ -248,3 +271,24 @@ def test_no_round_begins_while_a_node_has_not_copied(which):
         world.copy(which)
     assert world.counted <= 1
     assert sum(proposal.is_kept for proposal in world.proposals.values()) == 1
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize("copied", [(), (0,), (1,)])
+def test_a_planned_change_in_the_middle_of_a_round_costs_nothing_that_is_on_two_hosts(lost, copied):
+    """Even if one host has copied the round's commit, and also the last one, before the workers were stopped."""
+    world = World(2, BUFFERS_WITH_COPIES)
+    while len([proposal for proposal in world.proposals.values() if proposal.is_kept]) < 3:
+        for rank in world.ranks:
+            rank.go()
+        for host in (0, 1):
+            world.copy(host)
+    for rank in [*world.ranks, *world.ranks]:
+        rank.go()  # this begins another round
+    safe = world.safe_steps()
+    for host in copied:
+        world.copy(host)
+    world.save(1)
+    assert 0 < safe <= world.safe_steps()
+    world.restart(lost)
+    assert world.base >= safe
