@@ -39,9 +39,9 @@ _LOOK_SECONDS = 0.02
 """How often is looked whether there is another commit to copy."""
 _RETRY_SECONDS = (0.1, 0.3, 1.0)
 """The pauses after failures in a row; the last one is repeated."""
-_ASK_SECONDS = 3.0
+_ASK_SECONDS, _ASK_AGAIN_SECONDS = 3.0, 0.3
 """How long a subreaper may take to answer: it first imports what it needs. Where a host's processes are all gone, its
-kernel refuses at once."""
+kernel refuses at once. From one that has not answered, nothing comes in later attempts either if its host is gone."""
 _MOST_ASKED = 16
 """How many are asked at a time: those whose hosts are gone take their seconds together."""
 _OUTSIDE_TRIES = 4
@@ -67,8 +67,7 @@ class StateCopies(AgentPart):
     def __init__(self, port: AgentPort) -> None:
         """Raise OSError if the node cannot write to the job's durable folder."""
         self._port = port
-        self._env = _durable_env(port.spec.job)
-        if (folder := DurableFolder.of(None, self._env | port.spec.job.env)) is not None:
+        if (folder := DurableFolder.of(None, _durable_env(port.spec.job) | port.spec.job.env)) is not None:
             try:
                 folder.check_writable()
             except OSError as error:
@@ -82,6 +81,8 @@ class StateCopies(AgentPart):
         self._assignment: Assignment | None = None
         #: What others than the nodes of the world hold; None: they are being asked.
         self._lost: tuple[Holder, ...] | None = ()
+        #: Those that have not answered in an attempt.
+        self._silent: set[CopyAddress] = set()
         port.memory.on_restore = self._restore
         self._files = FileCopies(port.memory, self._port.spec.copy_secret, self._say_in_loop, self._found_files)
         self._pushing, self._fetching = _Work(), _Work()
@@ -137,7 +138,7 @@ class StateCopies(AgentPart):
         self._ask_lost(goal.lost)
         awaits_files = self._files.launched(assignment, goal.peers)
         self._follow(goal)
-        env = self._env | {buffer_client.ADDRESS_VARIABLE: self._memory.address}
+        env = _durable_env(self._port.spec.job) | {buffer_client.ADDRESS_VARIABLE: self._memory.address}
         env |= {files_wait.WAIT_VARIABLE: str(attempt)} if awaits_files else {}
         return tuple(replace(spec, env=spec.env | env) for spec in specs)
 
@@ -250,14 +251,16 @@ class StateCopies(AgentPart):
 
     def _asked_of(self, address: CopyAddress) -> Holder | None:
         """Ask twice if the connection breaks: an agent may just be killed, and its subreaper answers then."""
+        seconds = _ASK_AGAIN_SECONDS if address in self._silent else _ASK_SECONDS
         for _ in range(2):
             try:
-                with transfer.connection(address, self._port.spec.copy_secret, seconds=_ASK_SECONDS) as line:
+                with transfer.connection(address, self._port.spec.copy_secret, seconds=seconds) as line:
                     return Holder(at=address, held=transfer.ask(line, tuple[HeldCommit, ...], "held"))
             except ConnectionError:
                 continue
             except (OSError, CopyRefusedError):
                 break
+        self._silent.add(address)
         return None
 
     def _fetch_all(self, work: _Work, order: RestoreOrder) -> None:

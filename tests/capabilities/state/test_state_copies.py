@@ -602,6 +602,28 @@ def test_the_node_of_rank_0_asks_what_killed_agents_have_left(killed):
     side.close()
 
 
+def test_one_that_has_not_answered_costs_the_next_attempts_little_time(sides, monkeypatch):
+    """Its host is gone, most likely. But one that could not be reached for a while is asked again."""
+    side, other = sides
+    gone, waits = replace(other.address, node=NodeId("gone"), outside=True), []
+
+    def connection(address: CopyAddress, _: str, *, seconds: float) -> contextlib.AbstractContextManager[socket.socket]:
+        waits.append((address.node, seconds))
+        raise TimeoutError
+
+    monkeypatch.setattr(transfer, "connection", connection)
+    for attempt in (2, 3, 4):
+        side.show(attempt, lost=(gone,))
+        side.begin(attempt)
+        until(side.told_of, "the end of that")
+    side.show(5, lost=(replace(gone, node=NodeId("other")),))
+    side.begin(5)
+    until(side.told_of, "the end of that")
+    long, short = max(seconds for _, seconds in waits), min(seconds for _, seconds in waits)
+    assert short < long / 5
+    assert waits == [("gone", long), ("gone", short), ("gone", short), ("other", long)]
+
+
 def test_agents_that_are_killed_while_all_are_asked_at_once_are_asked_again():
     """Their subreapers answer then, at the same ports."""
     side = Side(1)
