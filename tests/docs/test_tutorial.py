@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -12,27 +13,40 @@ from pathlib import Path
 
 import pytest
 
+from tests.private_cluster import WARM_TORCH
+from tests.warm_python import WarmPython
 from tools.docs.blocks import DOCS
 
 PAGE = (DOCS / "tutorial.md").read_text(encoding="utf-8")
 SCRIPTS = re.findall(r"Save this as `(\S+)`.*?```python\n(.*?)```", PAGE, re.DOTALL)
-STEPS = 300
+TESTS = Path(__file__).parents[1]
+#: `raylaunch`, whose fork server finds torch imported.
+RAYLAUNCH = f"""
+import sys
+sys.path.append({str(TESTS)!r})
+import warm_fork_servers
+sys.path.pop()
+from raylaunch.cli.main import main
+sys.exit(main())
+"""
 
 
 @pytest.mark.parametrize(("name", "script"), SCRIPTS, ids=[name for name, _ in SCRIPTS])
-def test_a_script_of_the_tutorial_survives_a_kill(tmp_path: Path, name: str, script: str) -> None:
+def test_a_script_of_the_tutorial_survives_a_kill(
+    warm_torch: WarmPython, tmp_path: Path, name: str, script: str
+) -> None:
     """The one with `State` goes on; the other one begins anew. Both print the losses of the page."""
     (tmp_path / name).write_text(script.replace("sleep(0.05)", "sleep(0.01)"))
     (words,) = re.findall(r"^    raylaunch (--standalone .*) train\.py$", PAGE, re.MULTILINE)
-    command = [sys.executable, "-m", "raylaunch", *words.split(), name]
+    env = os.environ | {WARM_TORCH: str(warm_torch.executable())}
     with (tmp_path / "said").open("w") as file:
-        run = subprocess.Popen(command, cwd=tmp_path, stdout=file, stderr=subprocess.STDOUT)
+        command = [sys.executable, "-c", RAYLAUNCH, *words.split(), name]
+        run = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=file, stderr=subprocess.STDOUT)
     said = tmp_path / "said"
     while "step 50: loss" not in said.read_text():
         assert run.poll() is None, said.read_text()
         time.sleep(0.05)
-    (pid,) = workers_of(run.pid, "rank 2 of 4")
-    os.kill(pid, signal.SIGKILL)
+    os.kill(pid_of(2, tmp_path), signal.SIGKILL)
     assert run.wait(100) == 0, said.read_text()
     text = said.read_text()
     assert text.count("step 0: loss") == (1 if "State(" in script else 2), text
@@ -40,11 +54,9 @@ def test_a_script_of_the_tutorial_survives_a_kill(tmp_path: Path, name: str, scr
         assert line in text
 
 
-def workers_of(driver: int, title: str) -> list[int]:
-    """The processes below the driver with these words in their title."""
-    listed = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
-    rows = [line.split(maxsplit=2) for line in listed.splitlines()]
-    below, _found = {driver}, []
-    for _ in rows:
-        below |= {int(pid) for pid, parent, *_ in rows if int(parent) in below}
-    return [int(pid) for pid, _, args in rows if int(pid) in below and title in args]
+def pid_of(rank: int, folder: Path) -> int:
+    """Return the process id of a rank, from the event log of a run with one node."""
+    (log,) = folder.glob("runs/*/latest/events.jsonl")
+    events = [json.loads(line).get("event") for line in log.read_text().split("\n")[:-1]]
+    (started,) = [event for event in events if event and event["is"] == "WorkersStarted"]
+    return int(started["pids"][rank])

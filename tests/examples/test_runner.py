@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.warm_python import WarmPython
 from tools.examples import __main__ as command
 from tools.examples import example, runs
 from tools.examples.example import EXAMPLES, FOLDER, Example
@@ -32,8 +33,19 @@ if rank == "0":
 
 
 @pytest.fixture
-def counting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Return a function that makes such an example. `loss`: an expression, which sees `done`."""
+def counting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm_torch: WarmPython):
+    """Return a function that makes such an example. `loss`: an expression, which sees `done`.
+
+    Nothing that the launchers start imports torch, which takes 2 s of CPU, but a torchrun of which a rank is to be killed.
+    """
+    ours, theirs = runs._raylaunch(), runs._torchrun  # noqa: SLF001
+
+    def torchrun(restarts: int) -> tuple[str, ...]:
+        python, *words = theirs(restarts)
+        return (python if restarts else str(warm_torch.executable()), *words)
+
+    monkeypatch.setattr(runs, "_raylaunch", lambda: (*ours, "--set", "preload=[]"))
+    monkeypatch.setattr(runs, "_torchrun", torchrun)
     monkeypatch.setattr(runs, "FOLDER", tmp_path)
 
     def make(loss: str, **more) -> Example:
