@@ -276,6 +276,16 @@ CHANGED_BY_IMPORTS = (
     *("falls_off_the_end", "raises", "interrupt", "interrupt_by_signal", "at_exit_raises", "at_exit_after_error"),
     *("thread_is_waited_for", "thread_raises", "own_hook", "warning", "unraisable", "del_at_the_end"),
 )
+CHANGED_BY_START = (
+    *CHANGED_BY_IMPORTS,
+    *("no_newline", "exit_3", "exit_text", "exit_no_stderr", "exit_at_once", "exit_builtin", "terminated", "syntax"),
+    *("aborted_by_user_signal", "broken_pipe", "latin_1", "encoding_of_output", "lone_surrogate", "subprocess_sees"),
+    *("source_can_be_read", "main_can_be_imported", "pickle_by_reference", "frames"),
+)
+"""Those whose end has a part that is set up before the script begins: streams, signals, files, `__main__`.
+
+What runs and ends a script is the same in forked workers and in those with an interpreter of their own.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -295,7 +305,11 @@ def plain_ends(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, dict[
     return run
 
 
-@pytest.mark.parametrize("name", ENDS)
+@pytest.mark.parametrize(
+    ("either", "name"),
+    [*(("forkserver", name) for name in ENDS), *(("spawn", name) for name in CHANGED_BY_START)],
+    indirect=["either"],
+)
 def test_a_worker_ends_as_plain_python_does(
     either: Node, plain_ends: Callable[[str, dict[str, str]], PlainEnd], name: str
 ) -> None:
