@@ -9,7 +9,7 @@ from raylaunch.core.job.job import Entrypoint, Job
 from raylaunch.core.machine.events_and_actions import Event, NodeJoined, WorkersExited
 from raylaunch.core.record import journal
 from tools.chaos.check_steps import AttemptSteps
-from tools.chaos.verdict import Blow, lost_commits, lost_steps, planned_ends, replayed
+from tools.chaos.verdict import Blow, lost_commits, lost_copies, lost_steps, planned_ends, replayed
 
 JOB = Job(entrypoint=Entrypoint(script="train.py"), nnodes=1, max_restarts=9)
 
@@ -116,3 +116,79 @@ def test_what_was_lost_once_is_not_lost_again():
     found = [attempt_steps(1, 1, 9), attempt_steps(2, 5, 5), attempt_steps(3, 5, 20)]
     blows = [Blow(at=48.0, address="10.0.0.2")]
     assert list(lost_commits(journey("node-2", 50.0), found, {1: 8, 3: 20}, blows)) == []
+
+
+def copies(steps: int, attempt: int) -> dict[str, object]:
+    """The driver learns that all nodes have copied the commit after so many steps."""
+    event = {"is": "Progressed", "at": 40.0, "attempt": attempt, "copied": steps}
+    return {"event": event, "actions": []}
+
+
+def ring(*gone: str, later: str = "") -> list[dict[str, object]]:
+    """Four nodes train in attempt 1, and copy a commit; some are lost, and the others go on. `later`: lost afterwards."""
+    nodes = ["node-1", "node-2", "node-3", "node-4"]
+    joined = [
+        {"event": {"is": "NodeJoined", "at": 1.0, "node": node, "address": f"10.0.0.{node[-1]}"}, "actions": []}
+        for node in nodes
+    ]
+    again = {"is": "Launch", "attempt": 2, "roster": [node for node in nodes if node not in gone]}
+    lost = [{"event": {"is": "NodeLost", "at": 50.0, "node": node}, "actions": []} for node in gone]
+    after = [{"event": {"is": "NodeLost", "at": 51.0, "node": later}, "actions": []}] if later else []
+    return [
+        *joined,
+        {"event": {"is": "Tick", "at": 2.0}, "actions": [{"is": "Launch", "attempt": 1, "roster": nodes}]},
+        copies(7, 1),
+        *lost,
+        {"event": {"is": "Tick", "at": 50.0}, "actions": [again]},
+        *after,
+    ]
+
+
+ALL_STRUCK = [Blow(at=48.0, address=f"10.0.0.{number}") for number in (1, 2, 3, 4)]
+
+
+@pytest.mark.parametrize(
+    ("lines", "blows", "is_wrong"),
+    [
+        (ring("node-2"), ALL_STRUCK, True),
+        (ring("node-2", "node-3"), ALL_STRUCK, False),
+        (ring("node-4", "node-1"), ALL_STRUCK, False),  # the last one copies to the first one
+        (ring("node-2", "node-4"), ALL_STRUCK, True),
+        (ring("node-2", "node-3"), ALL_STRUCK[:2], True),  # of node-3, only the agent was killed
+        (ring("node-2", later="node-3"), ALL_STRUCK, True),  # it was there when the state was restored
+    ],
+)
+def test_a_copied_commit_that_was_lost(lines, blows, is_wrong):
+    """Only with two neighbours."""
+    found = [attempt_steps(1, 1, 9), attempt_steps(2, 1, 20)]
+    complaints = list(lost_copies(lines, found, blows))
+    assert bool(complaints) == is_wrong
+    if is_wrong:
+        assert complaints[0].startswith(
+            "attempt 2 begins with step 1, and step 7 was copied to other hosts in attempt 1"
+        )
+
+
+def test_steps_after_the_copied_commit_may_be_done_again():
+    found = [attempt_steps(1, 1, 9), attempt_steps(2, 8, 20)]
+    assert list(lost_copies(ring("node-2"), found, ALL_STRUCK)) == []
+
+
+@pytest.mark.parametrize("frees_memory", [False, True])
+def test_a_node_that_has_left_may_have_freed_its_memory(frees_memory):
+    """Then the loss of its neighbour may cost what was copied while it was there."""
+    lines = ring("node-2")
+    lines[-1]["actions"].append({"is": "Release", "node": "node-3", "frees_memory": frees_memory})
+    found = [attempt_steps(1, 1, 9), attempt_steps(2, 1, 20)]
+    assert (list(lost_copies(lines, found, ALL_STRUCK[:2])) == []) == frees_memory
+
+
+def test_a_copied_commit_that_was_lost_once_is_not_lost_again():
+    found = [attempt_steps(1, 1, 9), attempt_steps(2, 1, 20), attempt_steps(3, 1, 20)]
+    lines = ring("node-2", "node-3")
+    lines.append(
+        {"event": {"is": "Tick", "at": 60.0}, "actions": [{"is": "Launch", "attempt": 3, "roster": ["node-1"]}]}
+    )
+    assert list(lost_copies(lines, found, ALL_STRUCK)) == []
+    lines.insert(-1, copies(9, 2))
+    assert len(list(lost_copies(lines, found, ALL_STRUCK))) == 1

@@ -212,6 +212,7 @@ class Chaos:
         self.complaints += problems(self.job.notes(), found[-1].last)
         self.complaints += verdict.lost_steps(self.job.lines(), found)
         self.complaints += verdict.lost_commits(self.job.lines(), found, committed(self.job.training), self._blows)
+        self.complaints += verdict.lost_copies(self.job.lines(), found, self._blows)
         spends = {fault.name: fault.spends for _, fault in self._faults}
         self.complaints += verdict.replayed(self.job.log, sum(spends[each.fault] for each in self.struck))
         final = self.job.training / "final.bin"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -63,7 +63,7 @@ def lost_commits(
     lines = [*lines]
     for attempt, last, one in committed_again(found, committed):
         if not _are_struck(lines, attempt, one.attempt, blows):
-            gone = ", ".join(node for node, _, _ in _gone(lines, attempt, one.attempt)) or "no node"
+            gone = ", ".join(each.node for each in _gone(lines, attempt, one.attempt)) or "no node"
             yield (
                 f"attempt {one.attempt} begins with step {one.first}, and step {last} was committed in attempt {attempt};"
                 f" {gone} was lost, and no host by a fault that may take its memory"
@@ -85,17 +85,65 @@ def committed_again(
             last = one.first - 1
 
 
+def lost_copies(lines: Lines, found: Sequence[AttemptSteps], blows: Iterable[Blow]) -> Iterator[str]:
+    """What all nodes of a world had copied is only lost if two neighbours of that world, or of a later one, are gone.
+
+    Each host has one node, which tells the driver what it has copied.
+    """
+    lines, blows = [*lines], [*blows]
+    worlds, copied = _worlds(lines), _copied(lines)
+    safe, since = 0, 0
+    for one in found:
+        if one.first <= safe:
+            gone = {each.node for each in _gone(lines, since, one.attempt) if each.is_released or each.is_struck(blows)}
+            rosters = [roster for attempt, roster in worlds.items() if since <= attempt < one.attempt]
+            if not any(_neighbours_are_gone(roster, gone) for roster in rosters):
+                yield (
+                    f"attempt {one.attempt} begins with step {one.first}, and step {safe} was copied to other hosts in "
+                    f"attempt {since}; of no two neighbours was the memory lost, but of {sorted(gone) or 'no node'}"
+                )
+            safe = one.first - 1
+        if one.attempt in copied:
+            safe, since = copied[one.attempt], one.attempt
+
+
+def _worlds(lines: Sequence[dict[str, Any]]) -> dict[int, list[str]]:
+    """Return the nodes of each attempt, in the order of their ranks: each copies to the next one."""
+    launches = [action for line in lines for action in line["actions"] if action["is"] == "Launch"]
+    return {launch["attempt"]: launch["roster"] for launch in launches}
+
+
+def _copied(lines: Sequence[dict[str, Any]]) -> dict[int, int]:
+    """Return by attempt how many steps the newest commit has that all of its nodes have copied."""
+    told = [line["event"] for line in lines if line["event"]["is"] == "Progressed" and line["event"].get("copied")]
+    return {event["attempt"]: event["copied"] for event in told}
+
+
+def _neighbours_are_gone(roster: Sequence[str], gone: Container[str]) -> bool:
+    return any(one in gone and after in gone for one, after in pairwise([*roster, roster[0]]))
+
+
 def _are_struck(lines: Sequence[dict[str, Any]], before: int, after: int, blows: Sequence[Blow]) -> bool:
     """Return whether one of the nodes that are gone between two attempts was on a host that was struck before."""
-    return any(
-        blow.address == address and 0.0 <= at - blow.at <= _BLOW_SECONDS
-        for _, address, at in _gone(lines, before, after)
-        for blow in blows
-    )
+    return any(each.is_struck(blows) for each in _gone(lines, before, after))
 
 
-def _gone(lines: Sequence[dict[str, Any]], before: int, after: int) -> Iterator[tuple[str, str, float]]:
-    """Yield name and address of each node of attempts from `before` on that `after` does not have, and when it went."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Gone:
+    """A node that was lost, or given back; `is_released`: its memory was freed then."""
+
+    node: str
+    address: str
+    at: float
+    is_released: bool
+
+    def is_struck(self, blows: Iterable[Blow]) -> bool:
+        """Return whether its host was struck before."""
+        return any(blow.address == self.address and 0.0 <= self.at - blow.at <= _BLOW_SECONDS for blow in blows)
+
+
+def _gone(lines: Sequence[dict[str, Any]], before: int, after: int) -> Iterator[_Gone]:
+    """Yield the nodes of attempts from `before` on that are gone when `after` begins."""
     addresses: dict[str, str] = {}
     known: set[str] = set()
     attempt = 0
@@ -103,15 +151,17 @@ def _gone(lines: Sequence[dict[str, Any]], before: int, after: int) -> Iterator[
         event = line["event"]
         if event["is"] == "NodeJoined":
             addresses[event["node"]] = event["address"]
-        lost = [event["node"]] if event["is"] == "NodeLost" else []
-        lost += [action["node"] for action in line["actions"] if action["is"] == "Release"]
-        if before <= attempt <= after:
-            yield from ((node, addresses.get(node, ""), event["at"]) for node in lost if node in known)
+        lost = [(event["node"], False)] if event["is"] == "NodeLost" else []
+        released = [action for action in line["actions"] if action["is"] == "Release"]
+        lost += [(action["node"], action["frees_memory"]) for action in released]
+        for node, is_released in lost:
+            if node in known:
+                yield _Gone(node=node, address=addresses.get(node, ""), at=event["at"], is_released=is_released)
         for action in line["actions"]:
             if action["is"] == "Launch":
                 attempt = action["attempt"]
-                known |= set(action["roster"]) if before <= attempt <= after else set()
-        if attempt > after:
+                known |= set(action["roster"]) if before <= attempt else set()
+        if attempt >= after:
             return
 
 
