@@ -137,10 +137,12 @@ def test_torchruns_layout_keeps_the_logs_of_every_attempt(launcher):
 
 NOWHERE = """
 import os, signal, sys, time
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # it comes when the next line is seen
 path = os.readlink("/proc/self/fd/1")
 print(path, repr(os.environ["TORCHELASTIC_ERROR_FILE"]))
 print("not shown", file=sys.stderr)
 print("last words", end="")
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 if sys.argv[1] == "wait":
     time.sleep(280)
 if sys.argv[1] == "fail" and os.environ["RANK"] == "1":
