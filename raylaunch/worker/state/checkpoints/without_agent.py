@@ -44,6 +44,8 @@ class OwnFiles:
         self._buffers: dict[int, CommitBuffer] = {}
         self._thread: threading.Thread | None = None
         self._written: Commit | None = None
+        #: Why the last commit for the disk could not be written, for a person; "": it could.
+        self._failed = ""
         self._pid = os.getpid()
         atexit.register(self.write_last)
 
@@ -79,14 +81,14 @@ class OwnFiles:
         held = buffer.header.held()
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOW_PRIORITY)
-        failed = checkpoint_writer.report(
+        self._failed = checkpoint_writer.report(
             lambda: checkpoint_writer.write_checkpoint(self._folder, [buffer], _SECONDS),
             self._folder,
             held,
         )
-        if held is not None and not failed:
+        if held is not None and not self._failed:
             self._written = held.commit
-        buffer.header.set_outcome(WriteState.FAILED if failed else WriteState.WRITTEN, failed)
+        buffer.header.set_outcome(WriteState.FAILED if self._failed else WriteState.WRITTEN, self._failed)
 
     def write_last(self) -> None:
         """Write the newest commit that all ranks have and that is not written; a message where that fails.
@@ -102,8 +104,8 @@ class OwnFiles:
         failed = checkpoint_writer.report(
             lambda: checkpoint_writer.write_newest(self._folder, buffers, _END_SECONDS), self._folder, None
         )
-        if failed:
-            print(f"raylaunch: {failed}", file=sys.stderr, flush=True)
+        for why in filter(None, (self._failed, failed) if failed else ()):  # the first may be the cause of the second
+            print(f"raylaunch: {why}", file=sys.stderr, flush=True)
 
     def _is_newer(self, buffer: CommitBuffer) -> bool:
         """Return whether a buffer has a commit after the last one that this rank has written."""

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import atexit
+import errno
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
 
-from raylaunch.worker.state.checkpoints.durable_folder import EVERY_VARIABLE, FOLDER_VARIABLE
+from raylaunch.worker.state.buffer_client import Request
+from raylaunch.worker.state.checkpoints import checkpoint_writer
+from raylaunch.worker.state.checkpoints.durable_folder import EVERY_VARIABLE, FOLDER_VARIABLE, DurableFolder
+from raylaunch.worker.state.checkpoints.without_agent import OwnFiles
+from raylaunch.worker.state.commit_buffer import DURABLE_BUFFER, HEADER_BYTES
 from tests.private_cluster import free_ports
 from tests.warm_command import WarmCommand
 from tests.warm_python import WarmPython
@@ -52,6 +59,33 @@ def test_a_script_that_closes_all_descriptors(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
     assert [path.read_bytes() for path in sorted(tmp_path.glob("mine-*"))] == [b""] * 16
     assert (tmp_path / "kept" / "step-6" / ".metadata").exists()
+
+
+@pytest.mark.parametrize("is_full_at_end", [False, True])
+def test_why_the_last_checkpoint_is_missing_begins_with_the_first_cause(tmp_path, monkeypatch, capsys, is_full_at_end):
+    """The other ranks have written their parts, and write no others at their end."""
+
+    def write_checkpoint(*_: object) -> str:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def write_newest(*_: object) -> str:
+        if is_full_at_end:
+            raise TimeoutError("there is no commit")
+        return ""
+
+    monkeypatch.setattr(checkpoint_writer, "write_checkpoint", write_checkpoint)
+    monkeypatch.setattr(checkpoint_writer, "write_newest", write_newest)
+    files = OwnFiles(DurableFolder.of(tmp_path, {}))
+    atexit.unregister(files.write_last)
+    request = Request(attempt=1, rank=0, index=DURABLE_BUFFER, bytes=2 * HEADER_BYTES)
+    os.close(files.ask(request)[0])
+    os.close(files.ask(replace(request, bytes=0, write=1))[0])
+    files.write_last()
+    os.close(vars(files)["_files"][DURABLE_BUFFER][0])
+    cause = f"the state could not be written to {tmp_path}: No space left on device"
+    wait = f"the state could not be written to {tmp_path}: there is no commit"
+    said = [f"raylaunch: {why}" for why in (cause, wait)] if is_full_at_end else []
+    assert capsys.readouterr().err.splitlines() == said
 
 
 LEAVES = """
