@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.cluster.conftest import Launcher, wait_until
+from tests.cluster.conftest import Launcher, left_in_ray, wait_until
 from tests.private_cluster import Cluster, private_cluster
 from tests.warm_command import WarmCommand
 
@@ -34,37 +33,53 @@ for step in range(begin, 100_000):
 """
 
 
-def starter(cluster: Cluster, folder: Path) -> Callable[..., WarmCommand]:
-    """Return what starts `raylaunch` with arguments, in a folder that is also that of the state."""
-    assert cluster.warm is not None
-    env = cluster.env(XDG_STATE_HOME=str(folder / "state"))
-    return partial(WarmCommand, cluster.warm, "raylaunch", env=env, cwd=folder)
-
-
-def test_what_people_request_loses_no_step(tmp_path: Path):
-    """Commands from another process. Rank 0 does each step once, over all attempts."""
-    (tmp_path / "train.py").write_text(TRAIN)
+@pytest.fixture(scope="module")
+def three() -> Iterator[Cluster]:
+    """Three nodes with a CPU each."""
     with private_cluster(cpus=1, lean=True) as cluster:
         cluster.add_node(cpus=1)
         cluster.add_node(cpus=1)
-        start = starter(cluster, tmp_path)
-        flags = ["--nnodes", "3", "--max-restarts", "0", "--set", "run_id=one", "--set", "preload=[]"]
+        yield cluster
 
-        def do(*arguments: str) -> None:
-            process = start(*arguments)
-            _, err = process.communicate(200)
-            assert process.returncode == 0, (arguments, err)
 
-        run = start(*flags, "train.py")
-        events = tmp_path / "runs" / "train" / "one" / "events.jsonl"
-        wait_until(lambda: events.exists() and events.read_text().count("WorkersStarted") >= 3, 200, "three workers")
-        wait_until((tmp_path / "steps-0.txt").exists, 200, "a step")
-        do("restart", "one")
-        do("resize", "1:2", "one")
-        do("drain", "node-2", "one")
-        do("stop", "-y", "one")
-        run.communicate(200)
-        assert run.returncode == 143
+@pytest.fixture
+def start(three: Cluster, tmp_path: Path) -> Iterator[Callable[..., WarmCommand]]:
+    """Return what starts `raylaunch` there with arguments, in a folder that is also that of the state."""
+    assert three.warm is not None
+    state = {"XDG_STATE_HOME": str(tmp_path / "state")}
+    started: list[WarmCommand] = []
+
+    def command(*arguments: str) -> WarmCommand:
+        started.append(WarmCommand(three.warm, "raylaunch", *arguments, env=three.env(**state), cwd=tmp_path))
+        return started[-1]
+
+    yield command
+    for process in started:
+        process.kill()
+        process.wait()
+    wait_until(lambda: left_in_ray(three) == [], 100, "actors and placement groups to be gone")
+
+
+def test_what_people_request_loses_no_step(start, tmp_path: Path):
+    """Commands from another process. Rank 0 does each step once, over all attempts."""
+    (tmp_path / "train.py").write_text(TRAIN)
+    flags = ["--nnodes", "3", "--max-restarts", "0", "--set", "run_id=one", "--set", "preload=[]"]
+
+    def do(*arguments: str) -> None:
+        process = start(*arguments)
+        _, err = process.communicate(200)
+        assert process.returncode == 0, (arguments, err)
+
+    run = start(*flags, "train.py")
+    events = tmp_path / "runs" / "train" / "one" / "events.jsonl"
+    wait_until(lambda: events.exists() and events.read_text().count("WorkersStarted") >= 3, 200, "three workers")
+    wait_until((tmp_path / "steps-0.txt").exists, 200, "a step")
+    do("restart", "one")
+    do("resize", "1:2", "one")
+    do("drain", "node-2", "one")
+    do("stop", "-y", "one")
+    run.communicate(200)
+    assert run.returncode == 143
     result = json.loads(events.with_name("result.json").read_text())
     assert [len(attempt["roster"]) for attempt in result["attempts"]][:3] == [3, 3, 2]
     assert "node-2" not in result["attempts"][-1]["roster"]
@@ -98,29 +113,28 @@ else:
 
 
 @pytest.mark.parametrize("is_elastic", [False, True])
-def test_the_only_node_is_drained_and_the_one_that_replaces_it_goes_on_with_no_step_lost(tmp_path: Path, is_elastic):
+def test_the_only_node_is_drained_and_the_one_that_replaces_it_goes_on_with_no_step_lost(
+    start, tmp_path: Path, is_elastic
+):
     """It makes no copies before, and the other node starts when it is drained."""
     (tmp_path / "train.py").write_text(KEEPS)
     if is_elastic:
         (tmp_path / "elastic").touch()
-    with private_cluster(cpus=1, lean=True) as cluster:
-        cluster.add_node(cpus=1)
-        start = starter(cluster, tmp_path)
-        flags = ["--nnodes", "1", "--nproc-per-node", "2", "--max-restarts", "0", "--set", "cpus_per_worker=0.5"]
+    flags = ["--nnodes", "1", "--nproc-per-node", "2", "--max-restarts", "0", "--set", "cpus_per_worker=0.5"]
 
-        def steps(rank: int) -> list[int]:
-            path = tmp_path / f"steps-{rank}.txt"
-            return [int(line) for line in path.read_text().split()] if path.exists() else []
+    def steps(rank: int) -> list[int]:
+        path = tmp_path / f"steps-{rank}.txt"
+        return [int(line) for line in path.read_text().split()] if path.exists() else []
 
-        run = start(*flags, "--set", "run_id=one", "train.py")
-        wait_until(lambda: len(steps(0)) > 20, 200, "steps")
-        start("drain", "node-1", "one").communicate(200)
-        events = tmp_path / "runs" / "train" / "one" / "events.jsonl"
-        wait_until(lambda: events.read_text().count("WorkersStarted") >= 2, 200, "another attempt")
-        reached = len(steps(0))
-        wait_until(lambda: len(steps(0)) > reached + 20, 200, "more steps")
-        start("stop", "-y", "one").communicate(200)
-        _, err = run.communicate(200)
+    run = start(*flags, "--set", "run_id=one", "train.py")
+    wait_until(lambda: len(steps(0)) > 20, 200, "steps")
+    start("drain", "node-1", "one").communicate(200)
+    events = tmp_path / "runs" / "train" / "one" / "events.jsonl"
+    wait_until(lambda: events.read_text().count("WorkersStarted") >= 2, 200, "another attempt")
+    reached = len(steps(0))
+    wait_until(lambda: len(steps(0)) > reached + 20, 200, "more steps")
+    start("stop", "-y", "one").communicate(200)
+    _, err = run.communicate(200)
     assert run.returncode == 143, err
     result = json.loads(events.with_name("result.json").read_text())
     first, second = (attempt["roster"] for attempt in result["attempts"])
