@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from tests.cluster.conftest import left_in_ray, wait_until
-from tests.private_cluster import MARK, WARM_TORCH, marked
+from tests.private_cluster import MARK, WARM_TORCH, marked, private_cluster
+from tests.warm_command import WarmCommand
 from tests.warm_python import WarmPython
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
@@ -568,6 +569,36 @@ def test_groups_share_a_placement_group(launcher):
         "wrong": ["TypeError", "ValueError", "TypeError"],
         "state": "CREATED",
     }
+
+
+GPUS = """
+import json
+import ray, raylaunch
+from ray.util.placement_group import placement_group
+
+class Rank:
+    pass
+
+ray.init(log_to_driver=False, logging_level="ERROR")
+shared = placement_group([{"GPU": 1, "CPU": 1}] * 2)
+settings = {"placement_group": shared, "nproc_per_node": 1, "gpus_per_worker": 0.5, "cpus_per_worker": 0.5}
+settings |= {"backend": "none", "preload": [], "show": "none"}
+with raylaunch.WorkerGroup(Rank, **settings) as trainer, raylaunch.WorkerGroup(Rank, name="other", **settings) as other:
+    print(json.dumps([[place.gpus for place in group.ranks] for group in (trainer, other)]))
+"""
+
+
+@pytest.mark.own_cluster
+def test_groups_share_the_gpus_of_a_placement_group(tmp_path):
+    """`ranks` tells which GPU a rank sees: that of its bundle, of which each group has a half."""
+    (tmp_path / "program.py").write_text(GPUS)
+    with private_cluster(cpus=2, gpus=2, lean=True) as cluster:
+        assert cluster.warm is not None
+        program = WarmCommand(cluster.warm, str(tmp_path / "program.py"), env=cluster.env(), cwd=tmp_path)
+        out, err = program.communicate(200)
+    assert program.returncode == 0, err
+    (line,) = [line for line in out.splitlines() if line.startswith("[[")]  # Ray may print, too
+    assert json.loads(line) in ([[["0"], ["1"]]] * 2, [[["1"], ["0"]]] * 2)
 
 
 KNOWN = """
