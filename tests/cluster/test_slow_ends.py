@@ -1,14 +1,8 @@
-"""Killed workers that take long to end, as with much memory of a GPU, or pinned for one: they are waited for.
-
-A tracer (ptrace(2)) stands for the kernel that frees the memory: while it has not waited for a process that is dead,
-the parent cannot either.
-"""
+"""Killed workers that take long to end, as with much memory of a GPU, or pinned for one: they are waited for."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import os
 import subprocess
 import time
 from collections.abc import Iterator
@@ -18,11 +12,11 @@ import pytest
 
 from tests.cluster.conftest import wait_until
 from tests.cluster.test_without_cluster import alone, start
+from tests.node.harness import go, hold
 
 __all__ = ["alone"]
 
 pytestmark = pytest.mark.timeout(200)
-PTRACE_SEIZE, WALL = 0x4206, 0x40000000
 LONG = 3.0
 """Longer than the limits that `SHORT` sets."""
 SHORT = """
@@ -32,17 +26,6 @@ assert hasattr(transitions, "STOP_MARGIN")
 assert hasattr(server, "CLEANUP_SECONDS")
 transitions.STOP_MARGIN = server.CLEANUP_SECONDS = 0.5
 """
-
-
-def hold(pid: int) -> None:
-    """Let this process end, once it is killed, only when this thread lets it `go`."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.ptrace(PTRACE_SEIZE, pid, None, None) != 0:
-        pytest.skip(f"processes may not be traced here: {os.strerror(ctypes.get_errno())}")
-
-
-def go(pid: int) -> None:
-    os.waitpid(pid, WALL)
 
 
 def pid_in(path: Path, process: subprocess.Popen[str]) -> int:

@@ -6,6 +6,7 @@ Every process of a test has RAYLAUNCH_TEST_MARK in its environment, by which the
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import select
 import signal
@@ -43,6 +44,7 @@ from tests.private_cluster import MARK
 SECONDS = 100.0
 """How long a test waits for anything before it fails. A test that passes never waits that long."""
 ADDRESS = "127.0.0.1"
+_PTRACE_SEIZE, _WALL = 0x4206, 0x40000000
 
 Event = SupervisorEvent | WorkerEvent
 
@@ -54,6 +56,21 @@ def say(*words):
         pipe.write(" ".join(map(str, words)) + "\\n")
 """
 """Code before each script: `say` writes a line to the test's `MessagePipe`."""
+
+
+def hold(pid: int) -> None:
+    """Let this process end, once it is killed, only when this thread lets it `go`.
+
+    A tracer (ptrace(2)) stands for a kernel that takes long to free memory: while it has not waited for a process that
+    is dead, the parent cannot either.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.ptrace(_PTRACE_SEIZE, pid, None, None) != 0:
+        pytest.skip(f"processes may not be traced here: {os.strerror(ctypes.get_errno())}")
+
+
+def go(pid: int) -> None:
+    os.waitpid(pid, _WALL)
 
 
 def basic_env(mark: str) -> dict[str, str]:

@@ -172,6 +172,7 @@ def test_a_stopped_subreaper_does_not_delay_a_restart(own_node: Node, pipe: Mess
     wait_stopped_by_signal(subreaper_of(own_node))
     send_signal(own_node.supervisor.client.pid)
     assert own_node.wait(WorkersExited).failures[0].pid == pids[0]
+    own_node.wait(Ready)
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
     assert own_node.run(own_node.script("print('again')", "next.py")).stdout() == "again\n"
 

@@ -96,8 +96,8 @@ def test_kill_of_the_fork_server(own_node: Node, pipe: MessagePipe) -> None:
         (0, "SIGKILL", False),
         (1, "SIGKILL", False),
     ]
-    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
     assert own_node.wait(Ready).pid != old
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
     assert own_node.run(own_node.script("print('again')", "next.py")).stdout() == "again\n"
 
 
@@ -264,5 +264,5 @@ def test_stopped_workers_are_killed_with_the_fork_server(own_node: Node, pipe: M
     for pid in pids[:3]:
         send_signal(pid, signal.SIGSTOP)
     send_signal(own_node.supervisor.client.pid)
-    own_node.wait(WorkersExited)
+    own_node.wait(Ready)
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)

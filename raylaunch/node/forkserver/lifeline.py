@@ -1,7 +1,8 @@
 """The lifeline: a socket of an agent, whose other end its subreaper and fork server have.
 
 The agent shuts down its end, or dies, when everything of the node is to end. If all but the subreaper is to end, it
-sends one byte, and the subreaper sends one back when that is done.
+sends one byte, and the subreaper sends one back when that is done. Where the fork server or the subreaper has died by
+itself, the other one sends a byte when all that was left has ended.
 """
 
 from __future__ import annotations
@@ -28,9 +29,15 @@ def agent_is_dead(lifeline: int) -> bool:
 
 def wait_for_end(lifeline: int) -> None:
     """Wait until the agent is dead or has shut down its end. Answer each byte: the processes have ended."""
-    while os.read(lifeline, 1):
-        with contextlib.suppress(OSError):
-            os.write(lifeline, b"x")
+    with contextlib.suppress(ConnectionResetError):  # the agent died, and had not read what was sent to it
+        while os.read(lifeline, 1):
+            tell_that_all_have_ended(lifeline)
+
+
+def tell_that_all_have_ended(lifeline: int) -> None:
+    """Tell the agent that all processes but the subreaper have ended."""
+    with contextlib.suppress(OSError):
+        os.write(lifeline, b"x")
 
 
 def remove_folders(folders: Iterable[str], lifeline: int) -> None:

@@ -32,7 +32,7 @@ from raylaunch.core.machine.observe import WorkerExit
 from raylaunch.core.newtypes import NodeTime
 from raylaunch.node.forkserver import file_timer, store
 from raylaunch.node.forkserver.file_timer import FileTimer
-from raylaunch.node.forkserver.lifeline import remove_folders
+from raylaunch.node.forkserver.lifeline import agent_is_gone, remove_folders, tell_that_all_have_ended
 from raylaunch.node.forkserver.store import StoreTable
 from raylaunch.node.linux import command_line, limits, processes, procfs
 from raylaunch.node.linux.processes import CLEANUP_SECONDS, fork, run_at_bottom
@@ -72,11 +72,13 @@ def main(subreaper: int, control_fd: int, lifeline: int, folders: Sequence[str],
     processes.signal_on_parent_death(signal.SIGTERM, subreaper)
     processes.become_subreaper()
     entry.demote_bootstrap_path()
-    serve = partial(_serve_and_end, socket.socket(fileno=control_fd), lifeline, folders, started_at)
+    serve = partial(_serve_and_end, subreaper, socket.socket(fileno=control_fd), lifeline, folders, started_at)
     return run_at_bottom(serve)
 
 
-def _serve_and_end(control: socket.socket, lifeline: int, folders: Sequence[str], started_at: float) -> int:
+def _serve_and_end(
+    subreaper: int, control: socket.socket, lifeline: int, folders: Sequence[str], started_at: float
+) -> int:
     server = None
     try:
         initialize, _ = wire.receive(control)
@@ -89,11 +91,15 @@ def _serve_and_end(control: socket.socket, lifeline: int, folders: Sequence[str]
         print(f"raylaunch: a fork server cannot go on: {why}", file=sys.stderr, flush=True)  # noqa: T201
         with contextlib.suppress(OSError):
             wire.send(control, forkserver_messages.ServerFailed(why=why))
+    control.close()  # an agent that is alive notices that this process ends
     if server is not None:
         with contextlib.suppress(OSError):  # no file descriptor is left: the subreaper ends the rest
-            server.end()
-    control.close()  # an agent that is alive notices the end
-    remove_folders(folders, lifeline)
+            server.end(lifeline)
+    is_alone = os.getppid() != subreaper
+    if is_alone:
+        tell_that_all_have_ended(lifeline)
+    if is_alone or agent_is_gone(lifeline):  # else the subreaper, once this process has ended
+        remove_folders(folders, lifeline)
     return 0
 
 
@@ -332,13 +338,17 @@ class ForkServer:
         file_timer.run(parent, self.timer.path, forked=self.ready.start_method == StartMethod.FORKSERVER)
         return 0
 
-    def end(self) -> None:
-        """Kill every process that was started here, and what those started. Waits for that, for seconds at most."""
+    def end(self, lifeline: int) -> None:
+        """Kill every process that was started here, and what those started.
+
+        Waits until they have ended, as long as the agent waits for that; else for seconds at most.
+        """
         self.stores.close_all()
         self.timer.kill()
         self.preloader.zygote.kill()
         self.workers.kill()
-        self.workers.wait_until_gone(CLEANUP_SECONDS)
+        while not self.workers.wait_until_gone(CLEANUP_SECONDS) and not agent_is_gone(lifeline):
+            pass
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,13 @@ import os
 import signal
 import time
 
-from raylaunch.node.forkserver.lifeline import agent_is_dead, agent_is_gone, remove_folders, wait_for_end
+from raylaunch.node.forkserver.lifeline import (
+    agent_is_dead,
+    agent_is_gone,
+    remove_folders,
+    tell_that_all_have_ended,
+    wait_for_end,
+)
 from raylaunch.node.linux import command_line, processes
 from raylaunch.node.linux.processes import CLEANUP_SECONDS, CLEANUP_WAIT_SECONDS
 from raylaunch.node.state.fd_store import FdStore
@@ -52,7 +58,7 @@ def main() -> int:
         processes.release_memory()
         store = FdStore(stored)
         serves = _wait_for(server, lifeline, store)
-        processes.kill_children(CLEANUP_SECONDS)
+        _end_the_rest(lifeline)
         _wait_for_heir(lifeline, store, serves=serves)
         remove_folders(folders, lifeline)
         return 0
@@ -99,6 +105,14 @@ def _serve_if_killed(lifeline: int, store: FdStore) -> bool:
         os.chdir("/")
         inheritance.serve(store.fds)
     return True
+
+
+def _end_the_rest(lifeline: int) -> None:
+    """Kill what the fork server has left, however long it takes to end, as long as the agent waits for that."""
+    while not processes.kill_children(CLEANUP_SECONDS) and not agent_is_gone(lifeline):
+        pass
+    if not agent_is_gone(lifeline):
+        tell_that_all_have_ended(lifeline)
 
 
 def _wait_for_heir(lifeline: int, store: FdStore, *, serves: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -40,7 +41,8 @@ class ForkServerProcess:
 
     def __init__(self, spec: NodeSpec, control: socket.socket, store: FdStoreClient) -> None:
         """Start them. `control` is the fork server's end. Raises OSError."""
-        self._lifeline, theirs = socket.socketpair()
+        #: Our end, readable when all that a dead fork server left has ended.
+        self.lifeline, theirs = socket.socketpair()
         with theirs, store.connect() as stored:
             fds = (control.fileno(), theirs.fileno(), stored.fileno())
             self._first = subprocess.Popen(  # noqa: S603
@@ -54,24 +56,31 @@ class ForkServerProcess:
         store.send_all()
         #: The subreaper's process id.
         self.pid = self._first.pid
+        #: Whether the fork server has died, and what it left may not have ended.
+        self.is_dying = False
+
+    def died(self) -> None:
+        """Let the subreaper end what the dead fork server has left, also if it is stopped."""
+        self.is_dying = True
+        self._first.send_signal(signal.SIGCONT)
 
     def end(self) -> None:
         """Wait until they have killed everything and exited, for seconds at most."""
-        self._lifeline.shutdown(socket.SHUT_WR)  # continues the subreaper if it is stopped; it continues the rest
+        self.lifeline.shutdown(socket.SHUT_WR)  # continues the subreaper if it is stopped; it continues the rest
         poll = select.poll()
-        poll.register(self._lifeline, 0)
+        poll.register(self.lifeline, 0)
         if not poll.poll(_END_SECONDS * 1000):  # until none of them is left that has the other end
             processes.kill_with_group(self.pid)
-        self._lifeline.close()
+        self.lifeline.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._first.wait(CLEANUP_WAIT_SECONDS)
 
     def end_all_but_subreaper(self) -> None:
         """Wait until everything else has ended, for seconds at most. The subreaper keeps what is in its store."""
         try:
-            self._lifeline.settimeout(_END_SECONDS)
-            self._lifeline.send(b"x")
-            self._lifeline.recv(1)  # nothing, if the subreaper had nothing to keep, and has ended too
+            self.lifeline.settimeout(_END_SECONDS)
+            self.lifeline.send(b"x")
+            self.lifeline.recv(1)  # nothing, if the subreaper had nothing to keep, and has ended too
         except TimeoutError:
             processes.kill_with_group(self.pid)
         except OSError:
@@ -167,19 +176,35 @@ class ForkServerClient:
             self.last_words = event.why
         return event, fd
 
-    def end_dead_server(self, *, is_last: bool) -> str:
-        """The fork server died: end what it has left. Waits for that, for seconds at most.
+    def server_died(self) -> str:
+        """The fork server died: begin to end what it has left, which `dying` tells the end of.
 
-        `is_last`: no other one will follow, and this process ends soon, too. Returns which process died, and why if it
-        told that, as in `FailureRecord.killed_with`.
+        Returns which process died, and why if it told that, as in `FailureRecord.killed_with`.
         """
         assert self._server is not None
+        self._close_control()
+        self._server.died()
         name = self._server.name_of_dead(self.pid)
+        return f"{name}: {self.last_words}" if self.last_words else name
+
+    @property
+    def dying(self) -> socket.socket | None:
+        """What is readable when all that a dead fork server left has ended; None: there is no dead one."""
+        return self._server.lifeline if self._server is not None and self._server.is_dying else None
+
+    def end_dead_server(self, *, is_last: bool) -> None:
+        """End the subreaper of a fork server that died, of which nothing else is left.
+
+        `is_last`: no other one will follow, and this process ends soon, too.
+        """
+        assert self._server is not None
+        self._server.is_dying = False
+        with contextlib.suppress(OSError):  # what it says next is another answer
+            self._server.lifeline.recv(1, socket.MSG_DONTWAIT)
         if is_last:
             self.leave_state()
         else:
             self.end_server()
-        return f"{name}: {self.last_words}" if self.last_words else name
 
     def reset(self) -> bool:
         """End and forget all of a run, for seconds at most. False: the fork server did not do so in time."""
@@ -215,12 +240,15 @@ class ForkServerClient:
 
     def end_server(self) -> None:
         """End the fork server and what it has started. Waits for that, for seconds at most."""
-        if self.control is not None:
-            self.control.close()
-            self.control = None
+        self._close_control()
         if self._server is not None:
             self._server.end()
             self._server = None
+
+    def _close_control(self) -> None:
+        if self.control is not None:
+            self.control.close()
+            self.control = None
 
     def leave_state(self) -> None:
         """End the fork server and what it has started, for seconds at most; another agent may take the rest over.
@@ -228,9 +256,7 @@ class ForkServerClient:
         If this process is killed now, the subreaper holds what `State` has, and removes the folders.
         """
         self.fast_dir.abandon()
-        if self.control is not None:
-            self.control.close()
-            self.control = None
+        self._close_control()
         if self._server is not None:
             self._server.end_all_but_subreaper()
 

@@ -304,7 +304,8 @@ class Supervisor:
                 yield self.client.receive()
             except (EOFError, ConnectionError):
                 yield from self._server_died()
-                return
+        if (dying := self.client.dying) is not None and wire.is_readable(dying):
+            yield from self._server_ended()
 
     def _begin_serving(self, ready: node_status.Ready) -> node_status.Ready:
         """Tell the fork server all that it should do. None of the workers that should end is there."""
@@ -360,17 +361,22 @@ class Supervisor:
     # The fork server's death.
 
     def _server_died(self) -> Iterator[tuple[forkserver_messages.ForkServerEvent, int | None]]:
-        """Start another fork server. Yields what the dead one owed.
-
-        Its workers have died with it, and what they leave is killed first.
-        """
-        dead = self.client.end_dead_server(is_last=self.page.lease_has_expired)
+        """Yield the exits of its workers, which die with it. How long it takes until they have ended is not known."""
+        dead = self.client.server_died()
+        assert self.client.dying is not None
+        self._epoll.register(self.client.dying, select.EPOLLIN)
         self._false_starts = 0 if self.ready else self._false_starts + 1
         self.ready = False
         state = self.attempt_state
         if state is not None and self.goal.start is None:
             stopped = state.attempt in self.goal.stopping or self.page.lease_has_expired
             yield from ((exited, None) for exited in state.exits_with_server(dead, stopped=stopped))
+
+    def _server_ended(self) -> Iterator[tuple[forkserver_messages.ForkServerEvent, int | None]]:
+        """Start another fork server in the place of one of which nothing is left. Yields what the dead one owed."""
+        assert self.client.dying is not None
+        self._epoll.unregister(self.client.dying)
+        self.client.end_dead_server(is_last=self.page.lease_has_expired)
         for attempt in sorted(self.goal.stopping):
             yield forkserver_messages.WorkersGone(attempt=attempt), None
         yield from self._restart_server()

@@ -18,6 +18,8 @@ from tests.node.harness import (
     MessagePipe,
     Node,
     basic_env,
+    go,
+    hold,
     is_listening,
     marked,
     send_signal,
@@ -54,7 +56,7 @@ def next_attempt_runs(node: Node) -> bool:
 
 
 def test_a_killed_fork_server_is_started_again(counted_node: Node, pipe: MessagePipe) -> None:
-    """Twice: its workers are reported as failed once all of them are gone, and the store is open again at its port."""
+    """Twice: its workers are reported as failed, and the store is open again at its port when all of them are gone."""
     for count in (2, 3):
         port = counted_node.open_store()
         pids = [*start_process_tree(counted_node, pipe, nproc=2), *counted_node.children()]
@@ -65,8 +67,8 @@ def test_a_killed_fork_server_is_started_again(counted_node: Node, pipe: Message
             f"was killed by SIGKILL (together with the fork server (process {server}))"
         }
         assert [failure.stopped for failure in failures] == [False] * 2
-        assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
         assert counted_node.wait(Ready).pid != server
+        assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
         until(lambda port=port: is_listening(port), "the store is not open again")
         assert next_attempt_runs(counted_node)
         assert import_count(counted_node) == count
@@ -109,10 +111,47 @@ def test_a_killed_subreaper_is_started_again(counted_node: Node, pipe: MessagePi
         f"was killed by SIGKILL (together with the subreaper (process {subreaper}))"
     }
     assert [failure.stopped for failure in failures] == [False] * 2
+    counted_node.wait(Ready)
     for pid in (*pids, server):
         wait_gone(pid)
     assert next_attempt_runs(counted_node)
     assert subreaper_of(counted_node) != subreaper
+
+
+@pytest.fixture
+def impatient_node(tmp_path: Path, mark: str, pipe: MessagePipe) -> Iterator[Node]:
+    """A node whose helpers wait a short time, where nobody waits with them, for the end of what they kill."""
+    short = (
+        "from raylaunch.node.linux import processes\nassert processes.CLEANUP_SECONDS\nprocesses.CLEANUP_SECONDS = 0.1"
+    )
+    (tmp_path / "sitecustomize.py").write_text(short)
+    node = Node(env=basic_env(mark) | {"PYTHONPATH": str(tmp_path)}, preload=())
+    node.use_for_test(tmp_path, mark, pipe)
+    node.start()
+    yield node
+    node.supervisor.close()
+
+
+@pytest.mark.timeout(100)
+@pytest.mark.parametrize("killed", ["fork server", "subreaper"])
+def test_workers_that_take_long_to_end_are_waited_for(
+    impatient_node: Node, pipe: MessagePipe, monkeypatch: pytest.MonkeyPatch, killed: str
+) -> None:
+    """Their node goes on meanwhile, and says that they failed. Another fork server is started when they have ended."""
+    monkeypatch.setattr("raylaunch.node.supervisor.forkserver_client._END_SECONDS", 1000)
+    impatient_node.launch(impatient_node.script("import os, time\nsay(os.getpid())\ntime.sleep(3600)"))
+    (pid,) = map(int, pipe.read_lines())
+    hold(pid)
+    server = impatient_node.supervisor.client.pid
+    send_signal(server if killed == "fork server" else subreaper_of(impatient_node))
+    (failure,) = impatient_node.wait(WorkersExited).failures
+    assert f"together with the {killed}" in failure.what
+    impatient_node.supervisor.handle(StopWorkers(attempt=impatient_node.attempt, grace=0.0))
+    assert impatient_node.events_within(1.0) == []
+    go(pid)
+    impatient_node.wait(WorkersStopped)
+    assert impatient_node.wait(Ready).pid != server
+    assert impatient_node.run(impatient_node.script("print('well')")).stdout() == "well\n"
 
 
 def test_a_fork_server_is_not_started_again_after_the_lease(counted_node: Node, pipe: MessagePipe, mark: str) -> None:

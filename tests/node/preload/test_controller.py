@@ -203,8 +203,8 @@ def kill_fork_server(node: Node) -> None:
     left = node.children()
     send_signal(node.supervisor.client.pid)
     assert [failure.signal for failure in node.wait(WorkersExited).failures] == ["SIGKILL"]
-    assert not any(Path(f"/proc/{pid}").exists() for pid in left)
     node.wait(Ready)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in left)
 
 
 def test_a_new_fork_server_imports_what_the_old_one_had_imported(auto_node: Node, pipe: MessagePipe) -> None:
