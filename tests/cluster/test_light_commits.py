@@ -75,7 +75,7 @@ dist.destroy_process_group()
 class Trained:
     """What became of a run with two nodes of two ranks. All ranks have ended as without a kill."""
 
-    def __init__(self, alone, kills: dict[int, tuple[int, list[int], bool]], backend: str = "gloo") -> None:
+    def __init__(self, alone, kills: dict[int, tuple[int, list[int], bool]], backend: str) -> None:
         env, self.folder = alone
         env |= fake_nccl.environment(self.folder, {"waits": True})
         script = f"{fake_nccl.BEGINS[backend]}\n{TRAINS}"
@@ -114,9 +114,10 @@ def test_no_step_is_lost_when_ranks_die(alone_with_torch):
     assert run.restored(4) in (11, 12, 13)
 
 
-def test_a_rank_that_dies_between_its_optimizer_and_its_commit(alone_with_torch):
+@pytest.mark.parametrize("backend", [*fake_nccl.BEGINS])
+def test_a_rank_that_dies_between_its_optimizer_and_its_commit(alone_with_torch, backend):
     """What it had to commit is lost, and the others have begun the same step: all go on from the last whole commit."""
-    run = Trained(alone_with_torch, {1: (10, [2], True)})
+    run = Trained(alone_with_torch, {1: (10, [2], True)}, backend)
     assert run.restored(2) <= 10, run.err
     assert [one == two for one, two in zip(run.pids(1), run.pids(2), strict=True)] == [True, True, False, True]
 

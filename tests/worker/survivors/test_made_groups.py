@@ -63,11 +63,12 @@ def watched() -> MadeGroups:
 
 
 def test_nccl_can_be_aborted_and_made_again(monkeypatch, torch):
-    """torch's watchdog ends no process and waits for no reports, and NCCL uses no NVLink SHARP (NVLS)."""
+    """torch's watchdog ends no process and waits for no reports for long, and NCCL uses no NVLink SHARP (NVLS)."""
     monkeypatch.setattr(os, "environ", {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"})
     watched()
     zeros = ("ASYNC_ERROR_HANDLING", "RETHROW_CUDA_ERRORS", "DUMP_ON_TIMEOUT")
     expected = {f"TORCH_NCCL_{name}": "0" for name in zeros} | {"NCCL_NVLS_ENABLE": "0"}
+    expected["TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"] = "100"  # the watchdog sleeps four times as long after an error
     assert os.environ.items() >= expected.items()
 
 
