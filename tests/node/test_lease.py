@@ -102,11 +102,12 @@ def test_a_shorter_lease_counts_at_once(own_node: Node, pipe: MessagePipe) -> No
     own_node.wait(Ready)
 
 
-def test_an_expired_lease_stays_expired(own_node: Node, pipe: MessagePipe, mark: str) -> None:
+def test_an_expired_lease_stays_expired(own_node: Node, pipe: MessagePipe) -> None:
     """Neither a late renewal nor another order starts the node again."""
     pids = start_workers(own_node, pipe)
     renew_lease(own_node, 0.1)
-    wait_all_gone(pids, mark)
+    for pid in pids:
+        wait_gone(pid)
     renew_lease(own_node, 3600.0)
     own_node.launch(own_node.script("say('back')"))
     assert [type(event) for event in own_node.events_within(0.3)] == [Ready]
@@ -138,6 +139,7 @@ def test_a_continued_fork_server_carries_out_no_order_after_the_lease(
     renew_lease(own_node, 0.05)
     time.sleep(0.1)
     send_signal(own_node.supervisor.client.pid, signal.SIGCONT)
+    own_node.wait(Ready)
     wait_all_gone(pids, mark)
     assert not own_node.rank_folder().exists()
 
