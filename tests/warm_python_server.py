@@ -4,8 +4,8 @@ Arguments: a socket of whole messages, perhaps a comma and one more that anybody
 The server ends when nobody holds the other end of the first socket. Each message is JSON (the keyword arguments of
 `become`, how many `namespaces`, and whether it is `bound`) with these files: stdin, stdout, stderr; those that are opened
 for the process under the numbers `fds`; the namespaces that it is to be in; and last, a pipe into which a line with the
-process id is written, and one with the status of `wait` when it has ended. Of what is `bound`, the last is a pidfd
-instead: when that process ends, the fork is killed.
+process id is written (with `inside`, the one that it has in those namespaces), and one with the status of `wait` when it
+has ended. Of what is `bound`, the last is a pidfd instead: when that process ends, the fork is killed.
 In the fork, a module is run as `python -m` would run it, and a file as `python` would, until exit handlers have run.
 Then the fork ends at once: to free all that is imported would copy it first, which takes a third of a second of CPU.
 """
@@ -15,6 +15,7 @@ import ctypes
 import fcntl
 import gc
 import importlib
+import io
 import json
 import os
 import runpy
@@ -27,6 +28,7 @@ import types
 
 MOST_BYTES = 1 << 20
 MOST_FILES = 16
+MARK = "RAYLAUNCH_TEST_MARK"
 NO_FULL_COLLECTIONS = 1_000_000_000
 LIBC = ctypes.CDLL(None, use_errno=True)
 OURS = {os.stat(path).st_ino for path in os.scandir("/proc/self/ns")}
@@ -43,7 +45,7 @@ def requests(sock, named):
             yield json.loads(message), files
 
 
-def forked(last, namespaces, bound):
+def forked(last, namespaces, bound, inside):
     """Fork a process that enters the namespaces, and its child; true in the child. The first waits for the other."""
     if os.fork():
         return False
@@ -53,18 +55,40 @@ def forked(last, namespaces, bound):
             raise OSError(ctypes.get_errno(), "setns")
     pid = os.fork()
     if pid == 0:
+        if inside:
+            os.write(last, f"{os.getpid()}\n".encode())
         return True
     if bound:
         if last in select.select([last, os.pidfd_open(pid)], [], [])[0]:
             os.kill(pid, signal.SIGKILL)
     else:
-        os.write(last, f"{pid}\n".encode())
+        if not inside:
+            os.write(last, f"{pid}\n".encode())
         os.write(last, f"{os.waitpid(pid, 0)[1]}\n".encode())
     os._exit(0)
 
 
-def become(files, *, module, argv, env, cwd, fds, umask=None, ignored=()):
-    """Be what `python -m module *argv` or `python file *argv` would have started. `ignored`: numbers of signals."""
+def show(env):
+    """Let /proc/PID/environ have these variables, as far as there is room: tests find what they started by its mark."""
+    with open("/proc/self/stat") as file:
+        start, end = map(int, file.read().rpartition(")")[2].split()[47:49])
+    variables = sorted(env.items(), key=lambda item: item[0] != MARK)
+    text = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in variables)
+    ctypes.memmove(start, text[: end - start].ljust(end - start, b"\0"), end - start)
+
+
+def raw(fd, **more):
+    """Return a stream for this file that buffers nothing, as under `-u`."""
+    stream = io.TextIOWrapper(os.fdopen(fd, "wb", buffering=0, closefd=False), write_through=True, **more)
+    stream.mode = "w"
+    return stream
+
+
+def become(files, *, module, argv, env, cwd, fds, umask=None, ignored=(), unbuffered=False, shown=False):
+    """Be what `python -m module *argv` or `python file *argv` would have started.
+
+    `ignored`: numbers of signals; `unbuffered`: as with `-u`; `shown`: others see its environment.
+    """
     os.setsid()
     for number in ignored:
         signal.signal(number, signal.SIG_IGN)
@@ -72,6 +96,8 @@ def become(files, *, module, argv, env, cwd, fds, umask=None, ignored=()):
         os.umask(umask)
     os.environ.clear()
     os.environ.update(env)
+    if shown:
+        show(env)
     os.chdir(cwd)
     numbers = [0, 1, 2, *fds]
     spare = [fcntl.fcntl(file, fcntl.F_DUPFD, max(numbers) + 1) for file in files]
@@ -82,7 +108,8 @@ def become(files, *, module, argv, env, cwd, fds, umask=None, ignored=()):
         os.close(file)
     sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
-    sys.stdout.reconfigure(write_through=bool(env.get("PYTHONUNBUFFERED")))
+    if unbuffered or env.get("PYTHONUNBUFFERED"):
+        sys.stdout, sys.stderr = raw(1), raw(2, errors="backslashreplace", line_buffering=True)
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
     if module.endswith(".py"):
         sys.path[0], sys.argv = os.path.dirname(module), [module, *argv]
@@ -104,7 +131,7 @@ def main():
     for request, (*files, last) in requests(sock, named):
         first = len(files) - request.pop("namespaces")
         entered = files[first:]
-        if forked(last, entered, request.pop("bound")):
+        if forked(last, entered, request.pop("bound"), request.pop("inside", False)):
             for each in (sock, *named):
                 each.close()
             for file in (*entered, last):

@@ -10,15 +10,16 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.private_cluster import MARK, Cluster, end_marked, marked, private_cluster
+from tests.private_cluster import MARK, WARM_TORCH, Cluster, end_marked, marked, private_cluster
 from tests.warm_command import WarmCommand
+from tests.warm_python import WarmPython
 
 _LIMIT = 200
 
@@ -84,6 +85,8 @@ class Launcher:
     folder: Path
     cluster: Cluster
     runs: list[Run] = field(default_factory=list)
+    warm_torch: Callable[[], WarmPython] | None = None
+    """Returns what fork servers of jobs that preload torch are forked from: each would take 2 s of CPU to import it."""
 
     def script(self, text: str, name: str = "train.py") -> str:
         (self.folder / name).write_text(textwrap.dedent(text))
@@ -94,21 +97,29 @@ class Launcher:
         wanted = any("torch" in script.read_text() for script in self.folder.glob("*.py"))
         return ["torch"] if wanted else []
 
+    def torch_env(self, preload: Iterable[str]) -> dict[str, str]:
+        """Return the variables of a job by which its fork servers find imported what they preload of torch."""
+        if self.warm_torch is None or not any(name.startswith("torch") for name in preload):
+            return {}
+        return {WARM_TORCH: str(self.warm_torch().executable())}
+
     def start(
         self,
         *overrides: str,
         plan: bool = False,
         env: dict[str, str] | None = None,
         ignored: tuple[int, ...] = (),
+        warm: bool = True,
         **job: Any,
     ) -> Run:
         """Start a run. `env`: variables of the driver; `ignored`: signals that are ignored when it starts.
 
-        With either of them it is a new interpreter, as a person starts it, else a fork of one that has imported Ray.
+        `warm`: fork servers find torch imported if they preload it. With either of the others the driver is a new
+        interpreter, as a person starts it, else a fork of one that has imported Ray.
         """
         mark = secrets.token_hex(8)
         job = {"nnodes": 2, "nproc_per_node": 2, "placement": "pack", "preload": self.preload()} | job
-        job["env"] = {MARK: mark} | job.get("env", {})
+        job["env"] = {MARK: mark} | (self.torch_env(job["preload"]) if warm else {}) | job.get("env", {})
         (self.folder / "job.yaml").write_text(json.dumps(job))
         command = ["-m", "raylaunch", "job.yaml", *overrides, *(["--plan"] if plan else [])]
         run = Run(self._process(command, env, ignored), self.folder, mark)
@@ -147,9 +158,9 @@ class Launcher:
 
 
 @pytest.fixture
-def launcher(tmp_path: Path, cluster: Cluster) -> Iterator[Launcher]:
+def launcher(tmp_path: Path, cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Launcher]:
     """Check after each test that no process of its runs, no actor and no placement group is left."""
-    found = Launcher(tmp_path, cluster)
+    found = Launcher(tmp_path, cluster, warm_torch=lambda: request.getfixturevalue("warm_torch"))
     try:
         yield found
         for run in found.runs:

@@ -13,6 +13,7 @@ import pytest
 from raylaunch.core.placement import devices
 from tests.cluster.conftest import Launcher, Run, left_in_ray, wait_until
 from tests.private_cluster import Cluster, end_marked, marked, private_cluster
+from tests.warm_python import WarmPython
 
 pytestmark = [pytest.mark.ray, pytest.mark.own_cluster, pytest.mark.timeout(300)]
 
@@ -42,8 +43,8 @@ def claimed() -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def launcher(claimed: Cluster, tmp_path: Path) -> Iterator[Launcher]:
-    found = Launcher(tmp_path, claimed)
+def launcher(claimed: Cluster, tmp_path: Path, warm_torch: WarmPython) -> Iterator[Launcher]:
+    found = Launcher(tmp_path, claimed, warm_torch=lambda: warm_torch)
     found.script(LOOK)
     try:
         yield found

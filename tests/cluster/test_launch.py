@@ -10,13 +10,13 @@ import pytest
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
 
-def python(launcher, text: str) -> dict:
-    """Run a program that uses raylaunch; return the JSON that it prints."""
+def python(launcher, text: str, *, preload: tuple[str, ...] = ()) -> dict:
+    """Run a program that uses raylaunch; return the JSON that it prints. `preload`: what its jobs preload."""
     path = launcher.folder / "program.py"
     path.write_text(
         "import json, raylaunch\nWHERE = dict(nnodes=2, nproc_per_node=2, placement='pack')\n" + textwrap.dedent(text)
     )
-    done = launcher.python(str(path))
+    done = launcher.python(str(path), env=launcher.torch_env(preload))
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -35,6 +35,7 @@ def test_results_by_rank(launcher):
         one = dict(nproc_per_node=4, show="none", preload=["torch"])
         print(json.dumps(raylaunch.launch(work, (3,), {"scale": 2}, **one)))
         """,
+        preload=("torch",),
     )
     assert found == [[10, 12.0, "gloo"], [12, 12.0, "gloo"], [14, 12.0, "gloo"], [16, 12.0, "gloo"]]
 

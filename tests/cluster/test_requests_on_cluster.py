@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.conftest import Launcher, left_in_ray, wait_until
-from tests.private_cluster import Cluster, private_cluster
+from tests.private_cluster import WARM_TORCH, Cluster, private_cluster
 from tests.warm_command import WarmCommand
+from tests.warm_python import WarmPython
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
@@ -49,8 +50,8 @@ def start(three: Cluster, tmp_path: Path) -> Iterator[Callable[..., WarmCommand]
     state = {"XDG_STATE_HOME": str(tmp_path / "state")}
     started: list[WarmCommand] = []
 
-    def command(*arguments: str) -> WarmCommand:
-        started.append(WarmCommand(three.warm, "raylaunch", *arguments, env=three.env(**state), cwd=tmp_path))
+    def command(*arguments: str, **env: str) -> WarmCommand:
+        started.append(WarmCommand(three.warm, "raylaunch", *arguments, env=three.env(**state | env), cwd=tmp_path))
         return started[-1]
 
     yield command
@@ -114,7 +115,7 @@ else:
 
 @pytest.mark.parametrize("is_elastic", [False, True])
 def test_the_only_node_is_drained_and_the_one_that_replaces_it_goes_on_with_no_step_lost(
-    start, tmp_path: Path, is_elastic
+    start, warm_torch: WarmPython, tmp_path: Path, is_elastic
 ):
     """It makes no copies before, and the other node starts when it is drained."""
     (tmp_path / "train.py").write_text(KEEPS)
@@ -126,7 +127,7 @@ def test_the_only_node_is_drained_and_the_one_that_replaces_it_goes_on_with_no_s
         path = tmp_path / f"steps-{rank}.txt"
         return [int(line) for line in path.read_text().split()] if path.exists() else []
 
-    run = start(*flags, "--set", "run_id=one", "train.py")
+    run = start(*flags, "--set", "run_id=one", "train.py", **{WARM_TORCH: str(warm_torch.executable())})
     wait_until(lambda: len(steps(0)) > 20, 200, "steps")
     start("drain", "node-1", "one").communicate(200)
     events = tmp_path / "runs" / "train" / "one" / "events.jsonl"

@@ -41,7 +41,8 @@ assert run(raylaunch.spawn) is None
 
 def test_the_tutorial_program(launcher):
     """`fn(i, *args)` in several processes, which make their process group themselves, at an address they choose."""
-    assert sorted(program(launcher, TUTORIAL, env={"OWN_PORT": str(free_ports(1)[0])})) == [
+    env = {"OWN_PORT": str(free_ports(1)[0])} | launcher.torch_env(["torch"])
+    assert sorted(program(launcher, TUTORIAL, env=env)) == [
         [0, 6.0],
         [1, 6.0],
         [2, 6.0],

@@ -132,6 +132,7 @@ def test_no_committed_step_is_lost_whatever_is_killed(launcher):
         exclude_after=0,
         preload=["torch._dynamo", "torch.distributed.fsdp", "torch.nn.parallel", "numpy"],
         cpus_per_worker=0.1,
+        warm=False,
     )
     run.wait()
     assert run.process.returncode == 0, run.err

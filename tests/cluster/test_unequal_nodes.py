@@ -20,6 +20,7 @@ from raylaunch.node.protocol.node_status import StoreOpened
 from tests.cluster.conftest import Launcher, left_in_ray, wait_until
 from tests.fakes import FakeFleet, RunRecorder
 from tests.private_cluster import Cluster, end_marked, free_ports, marked, private_cluster
+from tests.warm_python import WarmPython
 
 # The driver, with a fake fleet.
 
@@ -106,8 +107,8 @@ def three() -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def unequal(three: Cluster, tmp_path: Path) -> Iterator[Launcher]:
-    found = Launcher(tmp_path, three)
+def unequal(three: Cluster, tmp_path: Path, warm_torch: WarmPython) -> Iterator[Launcher]:
+    found = Launcher(tmp_path, three, warm_torch=lambda: warm_torch)
     yield found
     for run in found.runs:
         if run.process.poll() is None:

@@ -121,9 +121,9 @@ dist.destroy_process_group()
 """
 
 
-def test_with_state_the_death_of_the_store_costs_one_restart_and_no_committed_step(alone):
+def test_with_state_the_death_of_the_store_costs_one_restart_and_no_committed_step(alone_with_torch):
     """Of both stores of the node of rank 0: its attempt's, and the one that listens for the next attempt."""
-    env, folder = alone
+    env, folder = alone_with_torch
     out, err = finished(start(env, folder, STORE_DIES, preload=["torch"], max_restarts=1))
     assert "[0] 2 stores are killed" in out
     assert [line for line in out if "begins" in line] == [

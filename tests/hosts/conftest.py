@@ -22,8 +22,9 @@ import pytest
 from tests.cluster.conftest import dispose, wait_until
 from tests.hosts.host import Host, Process, send, why_not
 from tests.hosts.hosts import Hosts, inside
-from tests.private_cluster import MARK
+from tests.private_cluster import MARK, WARM_TORCH
 from tests.warm_command import WarmCommand
+from tests.warm_python import WarmPython
 
 COUNT = 3
 _END_SECONDS = 200
@@ -241,6 +242,7 @@ class Launcher:
 
     folder: Path
     hosts: Hosts
+    warm_torch: WarmPython
     runs: list[Run] = field(default_factory=list)
 
     def script(self, text: str, name: str = "train.py") -> str:
@@ -265,7 +267,8 @@ class Launcher:
         mark = secrets.token_hex(8)
         defaults = {"nnodes": 3, "nproc_per_node": 1, "cpus_per_worker": 1, "preload": [], "last_call": 0.5}
         job = {"entrypoint": {"script": self.script(text), "args": list(args)}} | defaults | {"show": "none"} | job
-        job["env"] = {MARK: mark} | job.get("env", {})
+        torch = {WARM_TORCH: str(self.warm_torch.executable())}  # a fork server would take 2 s of CPU to import it
+        job["env"] = {MARK: mark} | (torch if job["preload"] else {}) | job.get("env", {})
         (self.folder / "job.yaml").write_text(json.dumps(job))
         host, env = on or self.hosts.head, self.hosts.env(**{MARK: mark} | (around or {}) | (more or {}))
         if around:
@@ -281,9 +284,9 @@ class Launcher:
 
 
 @pytest.fixture
-def launcher(tmp_path: Path, hosts: Hosts) -> Iterator[Launcher]:
+def launcher(tmp_path: Path, hosts: Hosts, warm_torch: WarmPython) -> Iterator[Launcher]:
     """Check after each test that no process of its runs is left on any host."""
-    found = Launcher(tmp_path, hosts)
+    found = Launcher(tmp_path, hosts, warm_torch)
     try:
         yield found
         for run in found.runs:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.conftest import wait_until
-from tests.private_cluster import MARK
+from tests.private_cluster import MARK, WARM_TORCH
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
@@ -67,10 +67,11 @@ def copied(folder: Path) -> int:
     return max((event.get("copied") or 0 for event in events if event), default=0)
 
 
-def test_the_group_goes_on_without_a_host_that_was_killed(hosts, tmp_path):
+def test_the_group_goes_on_without_a_host_that_was_killed(hosts, warm_torch, tmp_path):
     """The program awaits its calls in a running event loop. It goes on from what other hosts have copies of."""
     (tmp_path / "program.py").write_text(PROGRAM)
-    env = hosts.env(**{MARK: os.urandom(8).hex(), "PYTHONPATH": os.getcwd()})
+    torch = {WARM_TORCH: str(warm_torch.executable())}
+    env = hosts.env(**{MARK: os.urandom(8).hex(), "PYTHONPATH": os.getcwd()} | torch)
     program = hosts.popen(hosts[0], [sys.executable, "program.py"], cwd=tmp_path, env=env, stdout=-1, stderr=-1)
     try:
         wait_until(lambda: copied(tmp_path) or program.poll() is not None, 120, "commits to be copied")
