@@ -71,6 +71,37 @@ def test_each_hang_is_found_and_its_rank_named(launcher):
     assert {progressed["attempt"] for progressed in events_of(run, "Progressed")} == {1, 2, 3}
 
 
+LEFT_ALONE = """
+import os
+import torch
+import torch.distributed as dist
+from raylaunch import worker
+
+with worker.section("the start, which takes long on a busy machine"):
+    dist.init_process_group("gloo")
+    state = worker.State(net=torch.nn.Linear(2, 2))
+    first = state.restore()
+    dist.barrier()
+for step in range(first, 20):
+    worker.heartbeat()
+    dist.all_reduce(torch.ones(1))
+    if step == 0 and os.environ["RANK"] == "1" and worker.context().attempt == 1:
+        os._exit(0)
+    state.commit(step)
+dist.destroy_process_group()
+"""
+
+
+def test_ranks_that_wait_in_a_commit_for_one_that_has_ended_hang(launcher):
+    run = launcher.run(
+        entrypoint={"script": launcher.script(LEFT_ALONE)}, nproc_per_node=1, max_restarts=1, hang_timeout=5
+    )
+    assert run.code == 0, run.err
+    (hung,) = events_of(run, "WorkersHung")
+    assert "commit_agreement" in hung["groups"][0]["frames"][0]
+    assert run.result["restarts"] == 1
+
+
 LONG_PAUSES = """
 import os, signal, time
 import torch

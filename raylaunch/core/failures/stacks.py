@@ -36,7 +36,7 @@ _CUT = "..."
 """What faulthandler writes instead of the threads beyond the hundredth."""
 _RUNPY = r"^<frozen (runpy|importlib)|/python3\.10/runpy\.py$"
 _OWN = re.compile(rf"(^|/)raylaunch/(worker|node)/(?!selfcheck/)(\w+/)*\w+\.py$|{_RUNPY}")
-_LIBRARY = re.compile(r"/lib(64)?/python\d[\d.]*/|/(site|dist)-packages/|^<")
+_LIBRARY = re.compile(r"/lib(64)?/python\d[\d.]*/|/(site|dist)-packages/|/raylaunch/worker/state/|^<")
 _WRAPPER = re.compile(r"^_[^_]|^_$|^wrapper|^inner|^decorate|^<")
 """Functions between a line of the script and the function that it meant to call."""
 _BACKWARD = re.compile(r"/torch/autograd/\S+ in _engine_run_backward$")
@@ -46,6 +46,8 @@ _WAITS_FOR_OTHERS = re.compile(
 """Innermost frames of workers that probably wait for another: in a collective, also one within `backward`."""
 _IN_COLLECTIVE = re.compile(r"/torch/distributed/(distributed_c10d|rendezvous|utils)\.py:")
 """Innermost frames of workers that only wait for others, even if waiting takes CPU."""
+_IN_COMMIT = "/raylaunch/worker/state/commit_agreement.py:"
+"""A frame of workers that wait for other ranks to commit. They look again and again, which takes some CPU."""
 _DATA_LOADER = "/torch/utils/data/"
 
 
@@ -177,12 +179,17 @@ class StackGroup:
     @property
     def waits(self) -> bool:
         """Whether they probably wait for other ranks."""
-        return bool(self.frames) and bool(_WAITS_FOR_OTHERS.search(self.frames[0]))
+        return self.in_commit or (bool(self.frames) and bool(_WAITS_FOR_OTHERS.search(self.frames[0])))
 
     @property
     def in_collective(self) -> bool:
         """Whether they only wait for other ranks."""
         return bool(self.frames) and bool(_IN_COLLECTIVE.search(self.frames[0]))
+
+    @property
+    def in_commit(self) -> bool:
+        """Whether they wait in `State.commit` or `restore` for other ranks."""
+        return any(_IN_COMMIT in frame for frame in self.frames)
 
     @property
     def in_backward(self) -> bool:

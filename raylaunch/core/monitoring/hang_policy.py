@@ -78,6 +78,8 @@ def _activity(rank: int, views: Sequence[tuple[float, Stack]]) -> Activity:
         return Activity.RESTS  # its node does not answer
     if all(stack.is_stopped for _, stack in views):
         return Activity.STOPPED
+    if all(group.in_commit for _, stack in views for group in grouped([stack], (rank,))):
+        return Activity.WAITS
     places = {main_thread(text) for text in {stack.text for _, stack in views}} - {()}
     if len(places) > 1:
         return Activity.WORKS

@@ -71,15 +71,19 @@ class HeartbeatWriter:
         """Write nothing any more. Called in a forked child, because the slot is its parent's."""
         self._numbers = None
 
-    def record_alive(self) -> None:
-        """Record that this process is alive. If the node's lease has expired, kill this process instead."""
+    def record_alive(self, *, waits: bool = False) -> None:
+        """Record that this process is alive. If the node's lease has expired, kill this process instead.
+
+        `waits`: it waits for other ranks, which is no sign of life: they may have ended.
+        """
         numbers = self._numbers
         if numbers is None:
             return
         lease = numbers[shared_page.LEASE_EXPIRES_AT]
         if lease and shared_page.lease_clock() > lease:
             os.kill(os.getpid(), signal.SIGKILL)
-        numbers[self._slot + shared_page.ALIVE_AT] = monotonic_ns()
+        if not waits:
+            numbers[self._slot + shared_page.ALIVE_AT] = monotonic_ns()
 
     def record_progress(self, completed: int = 0) -> None:
         """Record an optimizer step or a heartbeat. `completed` is 0 where the count is not known."""

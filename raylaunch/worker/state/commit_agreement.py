@@ -60,11 +60,11 @@ class Proposal:
 class CommitAgreement:
     """Counts the ranks that have each commit. Commits of an attempt are numbered 1, 2, 3, ... on all ranks alike."""
 
-    def __init__(self, rank: int, world_size: int, alive: Callable[[], None]) -> None:
-        """`alive` is called again and again while this waits."""
+    def __init__(self, rank: int, world_size: int, waiting: Callable[[], None]) -> None:
+        """`waiting` is called again and again while this waits."""
         self._rank = rank
         self._world_size = world_size
-        self._alive = alive
+        self._waiting = waiting
         self._store: Any = None
         self._proposed = {0: Proposal()}
         #: What the digests of all commits of a slot add up to, if they were equal on all ranks.
@@ -167,7 +167,7 @@ class CommitAgreement:
         store = self._connected()
         began, pause, told = monotonic(), _POLL_SECONDS[0], False
         while (having := store.add(key, 0)) < wanted:
-            self._alive()
+            self._waiting()
             sleep(pause)
             pause = min(2 * pause, _POLL_SECONDS[1])
             if not told and monotonic() - began > _PATIENCE:
@@ -247,14 +247,14 @@ class CopyRounds:
 
 
 def choose_commit(
-    agreement: CommitAgreement, alive: Callable[[], None], attempt: int, world_size: int, rank: int, nodes: int
+    agreement: CommitAgreement, waiting: Callable[[], None], attempt: int, world_size: int, rank: int, nodes: int
 ) -> None:
     """Choose what to restore with the first ranks of the other nodes, and tell the agent. `rank`: the first of a node.
 
-    `alive` is called while this waits. Raises OSError where the agent cannot be reached.
+    `waiting` is called while this waits. Raises OSError where the agent cannot be reached.
     """
     while not (held := _told(Request(attempt=attempt, rank=rank, index=0, asks_held=1))):
-        alive()  # survivors, or subreapers of lost nodes, are not done
+        waiting()  # survivors, or subreapers of lost nodes, are not done
         sleep(_HELD_POLL_SECONDS)
     node = int(os.environ.get("GROUP_RANK", "0"))
     order = agreement.exchange(node, nodes, held, lambda words: orders(words, world_size))

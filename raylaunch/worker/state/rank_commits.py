@@ -8,6 +8,7 @@ import secrets
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -139,10 +140,11 @@ class RankCommits:
         local_rank, nodes = _number("LOCAL_RANK", 0), _number("GROUP_WORLD_SIZE", 1)
         sharers = range(rank - local_rank, rank - local_rank + _number("LOCAL_WORLD_SIZE", 1))
         self._attempt = attempt
-        self.agreement = CommitAgreement(rank, self._world_size, writer.record_alive)
+        waiting = partial(writer.record_alive, waits=True)
+        self.agreement = CommitAgreement(rank, self._world_size, waiting)
         has_agent = shared_page.PAGE_VARIABLE in os.environ
         if has_agent and local_rank == 0:
-            commit_agreement.choose_commit(self.agreement, writer.record_alive, attempt, self._world_size, rank, nodes)
+            commit_agreement.choose_commit(self.agreement, waiting, attempt, self._world_size, rank, nodes)
         self._chosen, self._old_size = writer.commit_to_restore() or (None, 0)
         ask = buffer_client.ask if has_agent or self._folder is None else without_agent().OwnFiles(self._folder).ask
         self.copies = CopyRounds(writer.commit_to_keep(), local_rank, nodes)

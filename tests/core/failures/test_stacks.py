@@ -45,6 +45,13 @@ MAIN = (
     "/job/train.py:41 in main",
     "/job/train.py:60 in <module>",
 )
+COMMIT = (
+    "/venv/raylaunch/worker/state/commit_agreement.py:160 in _await",
+    "/venv/raylaunch/worker/state/rank_commits.py:257 in wait_for_all",
+    "/venv/raylaunch/worker/state/elastic_state.py:399 in _commit",
+    "/venv/raylaunch/worker/state/elastic_state.py:330 in commit",
+    "/job/train.py:88 in main",
+)
 
 
 def stack(rank: int, text: str = WAITING, state: str = "S") -> Stack:
@@ -177,6 +184,7 @@ def test_loads_data():
         (group(*MAIN, ranks=(0, 1, 2)), "3 ranks wait in all_reduce (train.py:41): 0-2"),
         (group(*MAIN, ranks=(7,)), "1 rank waits in all_reduce (train.py:41): 7"),
         (group("/job/train.py:33 in fetch", ranks=(3,)), "1 rank at train.py:33 in fetch: 3"),
+        (group(*COMMIT, ranks=(0, 1)), "2 ranks wait in commit (train.py:88): 0-1"),
         (group(ranks=(3, 5), note=STOPPED), "2 ranks, stopped by a signal: 3, 5"),
         (group("/job/a.py:3 in f", note=STOPPED), "1 rank at a.py:3 in f, stopped by a signal: 1"),
     ],

@@ -23,6 +23,7 @@ TORCH = "/venv/lib/python3.11/site-packages/torch"
 REDUCE = f"{TORCH}/distributed/distributed_c10d.py:3030 in all_reduce"
 BACKWARD = f"{TORCH}/autograd/graph.py:9 in _engine_run_backward"
 SAVE = f"{TORCH}/distributed/checkpoint/filesystem.py:9 in write_data"
+COMMIT = "/venv/raylaunch/worker/state/commit_agreement.py:158 in _await"
 FETCH = "/job/train.py:33 in fetch"
 LOAD = f"{TORCH}/utils/data/dataloader.py:1300 in _try_get_data"
 IDLE = ResourceUsage()
@@ -86,6 +87,13 @@ def test_busy_wait_in_a_collective_is_no_work():
     """NCCL waits at full CPU load. A worker that wakes often waits for one thing after another."""
     assert doing(*[REDUCE] * 10, a_second=BUSY) is Activity.WAITS
     assert doing(*[REDUCE] * 10, a_second=ResourceUsage(wakes=4)) is Activity.WORKS
+
+
+def test_wait_for_the_commit_of_others_is_no_work():
+    """It looks a hundred times in a second, at one of several lines."""
+    looks = ResourceUsage(cpu=0.03, wakes=100)
+    assert doing(COMMIT, COMMIT.replace("158", "160"), COMMIT, a_second=looks) is Activity.WAITS
+    assert doing(COMMIT, FETCH, COMMIT, a_second=looks) is Activity.WORKS
 
 
 @pytest.mark.parametrize(
