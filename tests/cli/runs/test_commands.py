@@ -134,7 +134,9 @@ def interrupted(times: int) -> None:
 def test_a_reader_that_has_seen_enough(runs, tmp_path):
     """`raylaunch ps -a | head -1` ends quietly."""
     program = (
-        "import sys; sys.stdout.reconfigure(write_through=True); from raylaunch.cli.main import main; exit(main())"
+        "import sys; sys.stdout.reconfigure(write_through=True)\n"
+        "from raylaunch.cluster.control import cluster_registry; cluster_registry.runs = lambda _: []\n"
+        "from raylaunch.cli.main import main; exit(main())"
     )
     read, write = os.pipe()
     os.close(read)
