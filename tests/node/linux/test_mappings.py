@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import sys
 
 import numpy as np
 
@@ -26,6 +27,21 @@ def test_a_mapped_file_is_found_and_opened_again() -> None:
     assert os.get_inheritable(again) is False
     assert Mappings().at(address + 10, 2 * mmap.PAGESIZE) is None
     os.close(again)
+    os.close(descriptor)
+
+
+def test_mappings_are_found_in_any_order() -> None:
+    """Only those up to an address are read before it is asked for."""
+    descriptor = os.memfd_create("test")
+    os.ftruncate(descriptor, 3 * mmap.PAGESIZE)
+    mapped = [np.frombuffer(mmap.mmap(descriptor, 3 * mmap.PAGESIZE), np.uint8) for _ in range(3)]
+    addresses = sorted(array.ctypes.data for array in mapped)
+    mappings = Mappings()
+    for address in [addresses[1], addresses[0], addresses[2], addresses[1]]:
+        found = mappings.at(address + 7, 3)
+        assert found is not None
+        assert found[1] == 7
+    assert mappings.at(sys.maxsize - 10, 1) is None
     os.close(descriptor)
 
 
