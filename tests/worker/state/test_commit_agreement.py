@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 
 import pytest
 
@@ -72,13 +73,21 @@ def test_on_one_node_the_first_rank_answers_itself():
     assert CommitAgreement(0, 4, lambda: None).exchange(0, 1, "a", lambda words: [words[0] * 2]) == "aa"
 
 
-def test_a_node_that_does_not_come_is_told_of(ranks, monkeypatch, capsys):
+class Told(SimpleQueue):
+    """A stream for one thread, which another one reads: `capsys` may lose what is written while it is read."""
+
+    write = SimpleQueue.put
+
+    def flush(self) -> None:
+        pass
+
+
+def test_a_node_that_does_not_come_is_told_of(ranks, monkeypatch):
     monkeypatch.setattr(commit_agreement, "_PATIENCE", 0.05)
+    monkeypatch.setattr("sys.stderr", told := Told())
     with ThreadPoolExecutor(1) as pool:
         found = pool.submit(ranks[0].exchange, 0, 2, "a", lambda words: words)
-        said = ""
-        while not said:
-            said += capsys.readouterr().err
+        said = told.get(timeout=60)
         ranks[1].exchange(1, 2, "b", lambda words: words)
         assert found.result(60) == "a"
-    assert said == "raylaunch: rank 0 waits in `State.restore`, since 1 of 2 nodes have not come there\n"
+    assert said == "raylaunch: rank 0 waits in `State.restore`, since 1 of 2 nodes have not come there"
