@@ -88,8 +88,7 @@ def test_why_the_last_checkpoint_is_missing_begins_with_the_first_cause(tmp_path
     assert capsys.readouterr().err.splitlines() == said
 
 
-LEAVES = """
-import atexit
+WAITS = """
 import os
 import time
 from pathlib import Path
@@ -100,11 +99,16 @@ from raylaunch.worker.state.checkpoints.durable_folder import DurableFolder
 
 complete = DurableFolder.complete
 
-def wait_for(name):
+def wait_for(pattern):
     deadline = time.monotonic() + 100.0
-    while not Path(name).exists() and time.monotonic() < deadline:
+    while not [*Path().glob(pattern)] and time.monotonic() < deadline:
         time.sleep(0.01)
+"""
 
+
+LEAVES = f"""
+import atexit
+{WAITS}
 def complete_later(*args):
     Path("completing").touch()
     wait_for("left")
@@ -128,22 +132,8 @@ if rank:
 """
 
 
-GOES_ON = """
-import os
-import time
-from pathlib import Path
-import torch
-import torch.distributed as dist
-from raylaunch.worker import State
-from raylaunch.worker.state.checkpoints.durable_folder import DurableFolder
-
-complete = DurableFolder.complete
-
-def wait_for(pattern):
-    deadline = time.monotonic() + 100.0
-    while not [*Path().glob(pattern)] and time.monotonic() < deadline:
-        time.sleep(0.01)
-
+GOES_ON = f"""
+{WAITS}
 def complete_later(*args):
     Path("completing").touch()
     wait_for("kept/step-3.*/.plan-1")
