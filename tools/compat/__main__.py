@@ -2,7 +2,7 @@
 
 --only "py3.12 ray2.52 torch2.15" tries the usual combinations that have these versions, or makes one of them;
 commas part several, and `cheap` stands for two that CI tries. Versions may be `newest`. `today` is what pip would
-install today, with which more tests are run; `cuda` a torch with CUDA, of which one sees which processes touch it. `--smoke` tries nothing new: it runs two tests with this Python, to see
+install today, with which more tests are run; `cuda` a torch with CUDA, of which one sees which processes touch it. `--smoke` tries nothing new: it runs some tests with this Python, to see
 that this program works.
 """
 

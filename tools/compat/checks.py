@@ -45,9 +45,10 @@ SUITES = {"": COLUMNS, TODAY: TODAY_COLUMNS, CUDA: {"cuda": Column("tests/cluste
 """What is tried, by `Combination.suite`."""
 SMOKE = {
     "contract": Column("tests/contract/test_environment.py::test_values_of_a_single_node"),
+    "restart": Column(f"{ON_RAY}::test_restart[forkserver]"),
     "launch": Column(f"{ON_RAY}::test_launch[forkserver]"),
 }
-"""A test of each path, by which one sees that the checks run."""
+"""A test of each way in which a run is started, by which one sees that the checks run."""
 
 
 @dataclass(slots=True)
@@ -74,8 +75,6 @@ def run(environment: Environment, columns: Mapping[str, Column], *, log: Path) -
                 "-q",
                 "-m",
                 "not hypothesis",
-                "-p",
-                "no:cacheprovider",
                 f"--junit-xml={report}",
                 f"--basetemp={folder}/tmp",
             )

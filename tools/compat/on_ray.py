@@ -80,7 +80,7 @@ dist.destroy_process_group()
 def test_restart(launcher: Launcher, start_method: str) -> None:
     """Two nodes with two workers each, of which one is killed in each of the first two attempts."""
     script = launcher.script(RESTART)
-    run = launcher.run(entrypoint={"script": script}, max_restarts=2, start_method=start_method)
+    run = launcher.run(entrypoint={"script": script}, max_restarts=2, start_method=start_method, warm=False)
     assert run.code == 0, run.err
     assert without_gloo(run.out) == "sum 4 attempt 0\nsum 4 attempt 1\nsum 4 attempt 2\n"
     assert run.result["restarts"] == 2
