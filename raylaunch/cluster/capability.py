@@ -85,7 +85,10 @@ class DriverPart(Protocol):
         del now
 
     def saving(self, now: RunTime) -> None:
-        """Learn that the workers are asked to save. What a node is shown now, its agent gets before they are asked."""
+        """Learn that the workers are asked to save. What a node is shown now, its agent gets before they are asked.
+
+        Called again if other nodes may leave after that than was known.
+        """
         del now
 
     def lost(self, node: NodeId, *, is_dead: bool) -> None:

@@ -64,8 +64,9 @@ class HeldState(DriverPart):
             self._show(node, replace(goal, copies_to=target, awaits_copy=True))
 
     def _show(self, node: NodeId, goal: StateGoal) -> None:
-        self._goals[node] = goal
-        self._port.show(node, dump(goal))
+        if goal != self._goals.get(node):
+            self._goals[node] = goal
+            self._port.show(node, dump(goal))
 
     def _addresses(self, nodes: Mapping[NodeId, NodeId]) -> dict[NodeId, CopyAddress]:
         """Return where the agents of these nodes give and take copies, as far as they have said so."""
@@ -142,9 +143,9 @@ def targets(members: Sequence[Member], avoided: Container[NodeId] = ()) -> dict[
     found: dict[NodeId, NodeId] = {}
     for place, group in enumerate(groups):
         others = [*groups[place + 1 :], *groups[:place]]
-        staying = [after for other in others if (after := [node for node in other if node not in avoided])]
-        for after in (staying or others)[:1]:
-            found |= {node: after[index % len(after)] for index, node in enumerate(group)}
+        staying = ([node for node in other if node not in avoided] for other in others)
+        after = next(filter(None, staying), others[0])
+        found |= {node: after[index % len(after)] for index, node in enumerate(group)}
     return found
 
 

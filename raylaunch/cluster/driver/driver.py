@@ -46,6 +46,7 @@ from raylaunch.core.machine.events_and_actions import (
     Release,
     ReportUnsaved,
     RequestCheckpoint,
+    ResizeRequested,
     StopRequested,
     Tick,
     WorkersStarted,
@@ -332,9 +333,9 @@ class Driver:
         if any(part.holds(event, self._now()) for part in self.parts.values()):
             return
         before = self.monitor.progress(event.at) if self.machine.needs_progress(event) else ()
-        self._record([(each, self._perform(self.machine.handle(each))) for each in (*before, event)])
+        self._record([(each, self._perform(self.machine.handle(each), each)) for each in (*before, event)])
 
-    def _perform(self, actions: list[Action]) -> tuple[Action, ...]:
+    def _perform(self, actions: list[Action], event: Event | None = None) -> tuple[Action, ...]:
         if self._leadership is not None:
             self._leadership.perform(actions)
         for action in actions:
@@ -343,7 +344,9 @@ class Driver:
                     part.lost(action.node, is_dead=not action.frees_memory)
         if any(isinstance(action, Launch) for action in actions):
             self._follow()
-        if any(isinstance(action, RequestCheckpoint) for action in actions):
+        may_leave = isinstance(event, NodeDraining | NodeLost | ResizeRequested)  # other nodes than before
+        is_asked = any(isinstance(action, RequestCheckpoint) for action in actions)
+        if is_asked or (may_leave and self.machine.phase is Phase.SAVING):
             for part in self.parts.values():
                 part.saving(self._now())
         self._executor.perform(actions, self._now())

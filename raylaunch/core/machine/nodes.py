@@ -5,7 +5,7 @@ from __future__ import annotations
 from raylaunch.core.machine.events_and_actions import Action, Cordon, NodeDraining, NodeJoined, NodeLost, Release
 from raylaunch.core.machine.run_state import Run
 from raylaunch.core.machine.save_time import Deadline
-from raylaunch.core.machine.saving import end_saving, limit_saving, save_world
+from raylaunch.core.machine.saving import choose_replacements, end_saving, limit_saving, save_world
 from raylaunch.core.machine.state import AwaitingNodes, Gathering, ResizeTimes, Running, Saving, Starting, Stopping
 from raylaunch.core.machine.transitions import (
     gather,
@@ -69,6 +69,7 @@ def node_draining(run: Run, event: NodeDraining) -> list[Action]:
     if isinstance(run.state, Gathering):
         return [*cordon, *release_drained(run), *gather(run, run.state, why)]
     released = [*cordon, *release_drained(run, kept=run.world.nodes)]
+    choose_replacements(run)
     return [*released, *_world_drained(run, event, why)] if event.node in run.world.unfinished else released
 
 
@@ -126,6 +127,7 @@ def go_on_without_lost(run: Run, what: str, *, took_part: bool, pardoned: bool) 
                 stopping.status, stopping.ending = what, None
             return go_on_if_all_stopped(run, stopping) or run.set_timer("an excluded host may be used again then")
         case _ if not took_part:
+            choose_replacements(run)
             return run.set_timer("more nodes may come")
         case Saving() as saving:
             return end_saving(run, saving, what)

@@ -27,10 +27,17 @@ def save_world(run: Run, why: str, *, seconds: float | None = None, ending: Fini
     nodes = run.world.running_nodes
     seconds = seconds_to_save(run, seconds)
     run.enter(Saving(status=why, deadline=run.now + seconds, awaited=set(nodes), began=run.now, ending=ending))
-    if run.world.nodes <= run.leaving:
-        run.world.replacements = tuple(member.node for member in run.chosen_next())
+    choose_replacements(run)
+    if run.world.replacements or run.world.nodes - run.leaving:
+        run.world.copied = run.leaving
     request = RequestCheckpoint(attempt=run.world.attempt, nodes=nodes, why=f"{why}{_too_short(run, seconds)}")
     return [request, *run.set_timer("all workers must have saved by then")]
+
+
+def choose_replacements(run: Run) -> None:
+    """Choose the nodes that get copies of what the world saves, if all its nodes leave."""
+    if run.world.nodes <= run.leaving:
+        run.world.replacements = tuple(member.node for member in run.chosen_next())
 
 
 def _too_short(run: Run, seconds: float) -> str:

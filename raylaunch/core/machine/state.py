@@ -75,7 +75,7 @@ class World:
     has_progressed: bool = False
     """Whether its workers have made more than one step."""
     has_saved: bool = False
-    """Whether all its workers have saved before a planned change: then no node that leaves is needed any more."""
+    """Whether all its workers have saved before a planned change."""
     failures: list[Failure] = field(default_factory=list)
     deadline: Deadline | None = None
     """When the first of its nodes will be taken away; None: none will."""
@@ -89,6 +89,8 @@ class World:
     """How many workers were not started again, but are processes of the attempt before."""
     replacements: tuple[NodeId, ...] = ()
     """The nodes of the next world, if none of this one is in it. Known once all save: they get copies of its commit."""
+    copied: frozenset[NodeId] = frozenset()
+    """The nodes that were to leave when all were asked to save: what their workers save is copied to other nodes."""
     nodes: frozenset[NodeId] = field(init=False)
     """The roster as a set."""
 
@@ -105,6 +107,10 @@ class World:
     def survivors(self) -> str:
         """How many workers were not started, but have stayed, for a person; "": all were started."""
         return f"; {self.stayed} of {count(self.size, 'worker')} stayed" if self.stayed else ""
+
+    def needs(self, node: NodeId) -> bool:
+        """Return whether the next world may need what a node holds."""
+        return not self.has_saved or node in self.nodes - self.copied
 
     def staying_in(self, chosen: Iterable[Member]) -> tuple[NodeId, ...]:
         """Return the nodes whose workers can stay in a world of these nodes."""

@@ -40,8 +40,7 @@ def gather(run: Run, state: Gathering, why: str) -> list[Action]:
 
 def launch_world(run: Run, why: str, *, at_once: bool = False) -> list[Action]:
     """Launch the next attempt. `at_once`: workers of the last world may be alive, and may stay."""
-    chosen, drained = run.chosen_next(), release_drained(run)
-    frees_memory = run.world.has_saved
+    chosen, drained, last = run.chosen_next(), release_drained(run), run.world
     staying = run.world.staying_in(chosen) if at_once else ()
     run.world = World(
         attempt=max(run.world.attempt, run.world.told_attempt) + 1,
@@ -56,23 +55,23 @@ def launch_world(run: Run, why: str, *, at_once: bool = False) -> list[Action]:
     status = f"starting {run.workers_and_nodes}"
     run.enter(Starting(status=status, deadline=run.now + run.job.start_timeout, awaited=set(run.world.roster)))
     launch = Launch(attempt=run.world.attempt, roster=run.world.roster, why=why, staying=staying)
-    releases = [*drained, *release_surplus(run, frees_memory=frees_memory)]
+    releases = [*drained, *release_surplus(run, last)]
     return [launch, *releases, *run.set_timer("all workers must be started by then")]
 
 
 def release_drained(run: Run, kept: Collection[NodeId] = ()) -> list[Action]:
-    """Release the drained nodes except `kept`. Whoever drains them waits.
-
-    If the world has not saved, the next one may need what they hold.
-    """
+    """Release the drained nodes except `kept`. Whoever drains them waits."""
     drained = [node for node, member in run.nodes.items() if member.draining and node not in kept]
     for node in drained:
         run.members.remove(node)
-    return [Release(node=node, why="it is being drained", frees_memory=run.world.has_saved) for node in drained]
+    return [Release(node=node, why="it is being drained", frees_memory=not run.world.needs(node)) for node in drained]
 
 
-def release_surplus(run: Run, *, frees_memory: bool = True) -> list[Action]:
-    """Release nodes without workers beyond MAX and the spare ones: a person has requested fewer nodes."""
+def release_surplus(run: Run, last: World | None = None) -> list[Action]:
+    """Release nodes without workers beyond MAX and the spare ones: a person has requested fewer nodes.
+
+    `last`: the world that has just ended.
+    """
     if not run.is_resized:
         return []
     idle = [node for node, member in run.nodes.items() if not member.draining and node not in run.world.nodes]
@@ -80,7 +79,8 @@ def release_surplus(run: Run, *, frees_memory: bool = True) -> list[Action]:
     surplus = idle[max(0, run.job.max_nodes + run.job.spares - taking_part) :]
     for node in surplus:
         run.members.remove(node)
-    return [Release(node=node, why="fewer nodes were requested", frees_memory=frees_memory) for node in surplus]
+    why = "fewer nodes were requested"
+    return [Release(node=node, why=why, frees_memory=last is None or not last.needs(node)) for node in surplus]
 
 
 # The end of a world: any phase with a world -> STOPPING, or STARTING at once.

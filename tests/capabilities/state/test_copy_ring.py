@@ -111,6 +111,19 @@ def test_before_nodes_leave_all_copy_to_those_that_stay_or_to_those_that_replace
     assert ring.targets == {"a": "d", "b": "d", "c": "d"}
 
 
+def test_if_another_node_leaves_while_all_save_nodes_with_another_target_are_told_again():
+    ring = Ring(member("a", "1"), member("b", "2"), member("c", "3"))
+    ring.tell(*"abcd")
+    ring.launch()
+    ring.machine.leaving = {"b"}
+    ring.save()
+    assert ring.save() == {}
+    ring.machine.leaving = {"b", "c"}
+    ring.save()
+    assert ring.targets == {"a": "b", "b": "a"}
+    assert all(goal.awaits_copy for goal in ring.goals.values())
+
+
 def test_a_driver_that_takes_over_while_all_save_tells_that_again():
     ring = Ring(member("a", "1"), member("b", "2"), member("c", "3"))
     ring.tell(*"abc")

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from raylaunch.cluster.capability import Capability, DriverPart, DriverPort
 from raylaunch.cluster.driver.driver import Driver
 from raylaunch.cluster.fleet_api import FleetFailed, HostDraining
 from raylaunch.core.job.job import Entrypoint, Job
@@ -15,16 +16,16 @@ from raylaunch.core.record.journal import replay
 from raylaunch.core.record.result import result
 from raylaunch.errors import ClusterError
 from raylaunch.node.logs.tail import LogOutput
-from raylaunch.node.protocol.node_goal import OpenStore, SignalWorkers, StopWorkers
+from raylaunch.node.protocol.node_goal import OpenStore, ProposeCheckpoint, SignalWorkers, StopWorkers
 from raylaunch.node.protocol.node_status import ManifestChanged, StoreOpened
 from tests.fakes import READY, FakeFleet, RunRecorder
 
 
-def run_driver(fleet: FakeFleet, **job):
+def run_driver(fleet: FakeFleet, *capabilities: Capability, **job):
     """Run to the end; return the driver, the last action, and what was recorded."""
     recorder = RunRecorder()
     asked = Job(**({"entrypoint": Entrypoint(script="train.py"), "nnodes": len(fleet.names)} | job))
-    driver = Driver(asked, "run", fleet, recorder, recorder, time.monotonic())
+    driver = Driver(asked, "run", fleet, recorder, recorder, time.monotonic(), capabilities=capabilities)
     return driver, driver.run(), recorder
 
 
@@ -204,6 +205,31 @@ def test_the_machines_timer():
     _, finish, _ = run_driver(fleet, placement_timeout=0.05)
     assert finish.exit_code == 3
     assert "0 of 1 nodes" in finish.why
+
+
+def test_capabilities_learn_which_nodes_leave_also_of_one_that_is_drained_while_all_save():
+    """And the workers are not asked to save a second time."""
+    fleet = FakeFleet(3)
+    told: list[set[str]] = []
+
+    class Part(DriverPart):
+        def __init__(self, port: DriverPort) -> None:
+            self.machine = port.machine
+
+        def saving(self, now: float) -> None:
+            told.append(set(self.machine.leaving))
+
+    def propose(node: str, order: ProposeCheckpoint) -> None:
+        if node == "node-1":
+            fleet.drain("node-2")
+        fleet.obey(node, order)
+
+    fleet.overrides[ProposeCheckpoint] = propose
+    fleet.on_launched[1] = lambda: fleet.drain("node-3")
+    _, finish, _ = run_driver(fleet, Capability(name="of a test", driver=Part), nnodes="1:3")
+    assert finish.exit_code == 0
+    assert told == [{"node-3"}, {"node-2", "node-3"}]
+    assert len(orders(fleet, "propose")) == 3
 
 
 def test_a_drain_of_the_drivers_own_host_is_reported():

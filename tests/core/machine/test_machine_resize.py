@@ -20,6 +20,7 @@ from machine_helpers import (
     raised,
     report_unsaved,
     request_checkpoint,
+    restart_requested,
     running_machine,
     saving_timer,
     start_all_workers,
@@ -278,6 +279,22 @@ def test_what_a_drained_node_holds_is_not_needed_if_a_node_is_lost_after_all_hav
     assert release_drained("b") in handle_all(machine, stopped("b", 13.0))
 
 
+@pytest.mark.parametrize("place", range(7))
+def test_what_a_node_holds_stays_if_it_is_drained_at_any_time_after_all_were_asked_to_save(place):
+    """Its workers may have saved before they could know that this is copied."""
+    machine = running_machine("a", "b", "c", nnodes="1:3")
+    saved = [checkpointed(node, 11.0) for node in "abc"]
+    events = [restart_requested(10.0), *saved, *(stopped(node, 12.0) for node in "abc")]
+    events.insert(place, draining("c", 9.0))
+    assert release_drained("c", frees_memory=place == 0) in handle_all(machine, *events)
+
+
+def test_what_the_only_node_holds_stays_if_there_is_none_to_copy_it_to():
+    machine = running_machine("a")
+    handle_all(machine, draining("a", 10.0, deadline=40.0), tick(25.0), checkpointed("a", 26.0))
+    assert release_drained("a", frees_memory=False) in handle_all(machine, stopped("a", 27.0))
+
+
 def test_several_drains_cause_one_resize():
     """Nodes that are drained while the workers save cause no further resize, and are left out as well."""
     machine = saving_machine("a", "b", "c", "d")
@@ -286,8 +303,8 @@ def test_several_drains_cause_one_resize():
     assert handle_all(machine, stopped("d", 15.0)) == [
         launch(2, "a", why=DRAIN_B),
         release_drained("b"),
-        release_drained("c"),
-        release_drained("d"),
+        release_drained("c", frees_memory=False),
+        release_drained("d", frees_memory=False),
         start_timer(135.0),
     ]
 

@@ -320,6 +320,15 @@ def test_what_a_node_that_is_given_back_holds_stays_if_the_world_breaks_before_a
     assert Release(node="c", why="fewer nodes were requested") in actions
 
 
+def test_what_a_node_that_is_given_back_holds_stays_if_that_is_requested_after_all_were_asked_to_save():
+    machine = running_machine("a", "b", "c", at=1.0)
+    handle_all(machine, restart_requested(9.0), resize_requested(2, 2, 10.0))
+    assert machine.leaving == {"c"}
+    handle_all(machine, *(checkpointed(node, 11.0) for node in "abc"))
+    actions = handle_all(machine, *(stopped(node, 12.0) for node in "abc"))
+    assert Release(node="c", why="fewer nodes were requested") in actions
+
+
 def test_fewer_nodes_with_spare_ones():
     """As many spare nodes stay as the job has."""
     machine = running_machine("a", "b", "c", at=1.0, spares=1, nnodes="1:3")

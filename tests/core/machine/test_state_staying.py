@@ -217,6 +217,25 @@ def test_the_nodes_that_replace_all_others_are_known_while_these_save_and_are_th
     assert machine.world.replacements == ()
 
 
+@pytest.mark.parametrize("event", [draining("c", 5.0), lost("c", 5.0)])
+def test_a_node_that_replaces_all_others_is_replaced_if_it_goes_itself(event):
+    machine = running_machine("b", nnodes=1, spares=1)
+    handle_all(machine, joined("c", 1.0), joined("d", 1.0), draining("b", 3.0))
+    assert (machine.phase, machine.world.replacements) == (Phase.SAVING, ("c",))
+    handle_all(machine, event)
+    assert (machine.phase, machine.world.replacements) == (Phase.SAVING, ("d",))
+
+
+def test_nodes_replace_all_others_if_the_last_of_these_is_drained_while_all_save():
+    machine = running_machine("a", "b", nnodes="2:3")
+    handle_all(machine, joined("c", 3.0))
+    assert (machine.phase, machine.world.replacements) == (Phase.SAVING, ())
+    handle_all(machine, joined("d", 3.5), draining("a", 4.0))
+    assert (machine.leaving, machine.world.replacements) == ({"a"}, ())
+    handle_all(machine, draining("b", 5.0))
+    assert (machine.leaving, machine.world.replacements) == ({"a", "b"}, ("c", "d"))
+
+
 def test_no_node_replaces_others_of_which_one_stays_or_if_none_is_there():
     machine = running_machine("a", "b", nnodes="1:2")
     handle_all(machine, draining("a", 3.0))
