@@ -29,7 +29,7 @@ LARGE_MODULES = {
     "raylaunch/cluster/agent/serialization.py": 14,
     "raylaunch/cluster/control/control_messages.py": 16,
     "raylaunch/cluster/ray_internals.py": 23,
-    "raylaunch/cluster/succession/named_resources.py": 16,
+    "raylaunch/cluster/named_resources.py": 16,
     "raylaunch/core/failures/failure.py": 16,
     "raylaunch/core/job/job.py": 19,
     "raylaunch/core/machine/events_and_actions.py": 37,
@@ -98,7 +98,6 @@ CAPABILITIES = {
     "notices": ("capabilities.notices",),
     "peers": ("capabilities.peers", "core.machine.peers"),
     "terminal": ("capabilities.terminal",),
-    "takeover": ("cluster.takeover", "cluster.succession", "core.driver_replaced", "core.machine.resuming"),
     "warm": ("cluster.fleet.agent_reuse",),
     "control": ("cluster.control",),
     "report": ("core.history", "cli.html_report"),
@@ -112,13 +111,9 @@ KERNEL = (
 )
 """The packages that start, supervise, restart and resize."""
 KNOWN_CAPABILITIES = {
-    "cluster.agent.agent": {"takeover"},
-    "cluster.agent.ray_actor": {"takeover"},
-    "cluster.driver.driver": {"takeover"},
-    "cluster.driver.run_folder": {"report", "takeover"},
-    "cluster.fleet.ray_fleet": {"takeover", "warm"},
-    "core.machine.events_and_actions": {"takeover"},
-    "core.machine.machine": {"peers", "takeover"},
+    "cluster.driver.run_folder": {"report"},
+    "cluster.fleet.ray_fleet": {"warm"},
+    "core.machine.machine": {"peers"},
     "node.forkserver.subreaper": {"state"},
     "node.supervisor.forkserver_client": {"state"},
     "node.supervisor.supervisor": {"state", "survivors"},

@@ -313,25 +313,25 @@ worker.state.buffer_client:ask
 cluster.agent.link:Link | sees that the driver's process is gone
 # Ray starts the driver's process again
 cluster.detached.driver_actor:DriverActor | the process of a driver
-cluster.takeover.succession:find | asks who keeps what the last driver has written down
-cluster.succession.interim_keeper:look | where no agent is up yet
-cluster.succession.named_resources:announce | the names of what belongs to the run, and the epoch of the driver that takes over
+cluster.driver.succession:find | asks who keeps what the last driver has written down
+cluster.driver.interim_keeper:look | where no agent is up yet
+cluster.named_resources:announce | the names of what belongs to the run, and the epoch of the driver that takes over
 # Each agent
 cluster.agent.ray_actor:AgentActor.look | answers
 # Each agent, for its answer
 cluster.agent.agent:Agent | the agent
-cluster.succession.agent_session:AgentSession | what an agent keeps of its drivers, and which one it obeys
+cluster.agent.agent_session:AgentSession | what an agent keeps of its drivers, and which one it obeys
 # The driver
 cli.detached.background_run:drive | runs the job as a command would
 cli.run_once:run | turns errors into messages and exit codes
 cluster.run:run_job | goes on with a run instead of beginning one
 cluster.run:_resume
 cluster.session.session_base:Session.links | the place of the run
-cluster.takeover.succession:Succession.fleet | the place of the driver among the drivers of the run
+cluster.driver.succession:Succession.fleet | the place of the driver among the drivers of the run
 cluster.fleet.ray_fleet:RayFleet | the agents of the run
 cluster.fleet.allocator:Allocator | which slot each of them is in
 cluster.driver.run_folder:RunFolder | the files of the run
-cluster.succession.folder_fence:FolderFence | what another driver writes there from now on is read by nobody
+cluster.driver.folder_fence:FolderFence | what another driver writes there from now on is read by nobody
 cluster.driver.driver:Driver.run | the event loop
 # Each agent, which the fleet tells the epoch
 cluster.agent.ray_actor:AgentActor.adopt
@@ -345,7 +345,7 @@ cluster.agent.serialization:dump_report | messages between driver and agents as 
 # The driver's loop
 cluster.driver.driver:Driver._take_over
 core.machine.observe:observe | what is new in the node's status, as events
-core.driver_replaced:DriverReplaced | the event of a takeover
+core.machine.events_and_actions:DriverReplaced | the event of a takeover
 # The state machine
 core.machine.machine:Machine.handle | decides
 """,

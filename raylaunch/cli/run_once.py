@@ -18,7 +18,7 @@ from raylaunch.errors import ExitCode, InterruptedByUserError, RaylaunchError
 if TYPE_CHECKING:
     from raylaunch.capabilities.terminal.driver import Keyboard
     from raylaunch.cluster.driver.observer import RunObserver
-    from raylaunch.cluster.takeover.succession import Succession
+    from raylaunch.cluster.driver.succession import Succession
     from raylaunch.core.job.job import Job
     from raylaunch.core.record.result import RunResult
 

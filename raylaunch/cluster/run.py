@@ -52,9 +52,9 @@ from raylaunch.errors import ClusterError, ConfigError, ExitCode, InterruptedByU
 from raylaunch.node.linux import procfs
 
 if TYPE_CHECKING:
+    from raylaunch.cluster.driver.ledger import Ledger, RunFacts
+    from raylaunch.cluster.driver.succession import Succession
     from raylaunch.cluster.ray_api.placement_groups import GivenGroup
-    from raylaunch.cluster.takeover.ledger import Ledger, RunFacts
-    from raylaunch.cluster.takeover.succession import Succession
 
 
 from raylaunch.core.placement.plan import NodeFacts, make_plan

@@ -7,11 +7,11 @@ import math
 from dataclasses import fields
 from typing import Any
 
-from raylaunch.core.driver_replaced import DriverReplaced
 from raylaunch.core.failures.failure import Failure, WorkerError
 from raylaunch.core.job.job import Entrypoint, Job
 from raylaunch.core.machine.events_and_actions import (
     Action,
+    DriverReplaced,
     Event,
     ForwardRequested,
     Launch,

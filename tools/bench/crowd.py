@@ -19,8 +19,8 @@ import ray
 
 from raylaunch.cluster.agent import serialization
 from raylaunch.cluster.agent.agent import AgentReport
+from raylaunch.cluster.agent.agent_session import Adoption, AgentSession
 from raylaunch.cluster.agent.lease import report_interval
-from raylaunch.cluster.succession.agent_session import Adoption, AgentSession
 from raylaunch.core.failures.failure import WorkerError
 from raylaunch.core.job.job import StartMethod
 from raylaunch.core.machine.observe import WorkerExit, WorkersStatus

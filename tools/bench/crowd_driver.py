@@ -15,14 +15,14 @@ from typing import Any
 
 import ray
 
+from raylaunch.cluster import named_resources
+from raylaunch.cluster.driver import succession
 from raylaunch.cluster.driver.run_folder import RunFolder
+from raylaunch.cluster.driver.succession import Succession
 from raylaunch.cluster.fleet import ray_fleet
-from raylaunch.cluster.succession import named_resources
-from raylaunch.cluster.takeover import succession
-from raylaunch.cluster.takeover.succession import Succession
-from raylaunch.core.driver_replaced import DriverReplaced
 from raylaunch.core.job.job import Entrypoint, Job
 from raylaunch.core.job.redaction import Redactor
+from raylaunch.core.machine.events_and_actions import DriverReplaced
 from raylaunch.core.machine.machine import Machine
 from raylaunch.core.machine.state import Phase
 from raylaunch.core.record.journal import JournalEntry

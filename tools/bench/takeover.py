@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from raylaunch.core.driver_replaced import DriverReplaced
+from raylaunch.core.machine.events_and_actions import DriverReplaced
 from tests.private_cluster import Cluster, end_marked
 from tools.bench import cpu, figures, launches, processes
 from tools.bench.contenders import RAYLAUNCH, new_folder

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING
 
 from raylaunch.cli import run_once
 from raylaunch.cluster.detached.detached_run import DetachedRun, DriverNews, Tell
+from raylaunch.cluster.driver.folder_fence import take_log
 from raylaunch.cluster.driver.observer import RunObserver
-from raylaunch.cluster.succession import folder_fence
+from raylaunch.cluster.local.file_writer import opened
 from raylaunch.core.job.job import Job
 from raylaunch.core.machine.machine import Machine
 from raylaunch.core.machine.state import Phase
@@ -30,7 +31,7 @@ from raylaunch.errors import RaylaunchError
 from raylaunch.worker import cpython_internals
 
 if TYPE_CHECKING:
-    from raylaunch.cluster.takeover.succession import Succession
+    from raylaunch.cluster.driver.succession import Succession
 
 _PROGRAM = cpython_internals.safe_module("raylaunch.cli.detached.background_run")
 """Python's arguments for a background process of this machine."""
@@ -109,7 +110,7 @@ class DriverLog(io.TextIOBase):
         fd = -1
         if run_dir:
             with contextlib.suppress(OSError, ValueError):
-                fd = folder_fence.opened(Path(run_dir) / run_layout.DRIVER_LOG)
+                fd = opened(Path(run_dir) / run_layout.DRIVER_LOG)
         self._begin(fd)
 
     def take_over(self, run_dir: str, epoch: int) -> None:
@@ -119,7 +120,7 @@ class DriverLog(io.TextIOBase):
             fd = -1
             if run_dir:
                 with contextlib.suppress(OSError, ValueError):
-                    fd = folder_fence.take_log(Path(run_dir) / run_layout.DRIVER_LOG, epoch)
+                    fd = take_log(Path(run_dir) / run_layout.DRIVER_LOG, epoch)
             self._begin(fd)
 
         threading.Thread(target=take, daemon=True, name="raylaunch-log").start()

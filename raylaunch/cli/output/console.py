@@ -11,13 +11,13 @@ from raylaunch.cli.output.async_writer import AsyncWriter
 from raylaunch.cli.output.live_line import LiveLine
 from raylaunch.cli.output.progress_line import ProgressLine
 from raylaunch.cluster.driver.observer import RunObserver
-from raylaunch.core.driver_replaced import DriverReplaced
 from raylaunch.core.failures.failure import root_cause
 from raylaunch.core.job.job import Job
 from raylaunch.core.job.redaction import Redactor
 from raylaunch.core.machine.events_and_actions import (
     Action,
     Cordon,
+    DriverReplaced,
     Event,
     Finish,
     ForwardRequested,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
+from raylaunch.cluster.agent.agent_session import SUCCESSION_SECONDS
 from raylaunch.cluster.control.control_client import ControlClient, ControlError
 from raylaunch.cluster.control.control_messages import (
     Accepted,
@@ -26,7 +27,6 @@ from raylaunch.cluster.control.control_messages import (
     RunState,
 )
 from raylaunch.cluster.driver.run_registry import RegisteredRun
-from raylaunch.cluster.succession.agent_session import SUCCESSION_SECONDS
 from raylaunch.core.history.run_status import RunStatus, StatusBuilder
 from raylaunch.core.machine.state import Phase
 from raylaunch.core.record import journal, run_layout

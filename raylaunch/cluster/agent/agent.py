@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
+from raylaunch.cluster.agent.agent_session import SUCCESSION_SECONDS, AgentSession
 from raylaunch.cluster.agent.lease import Lease, end_this_process, report_interval
 from raylaunch.cluster.agent.link import Link
 from raylaunch.cluster.capability import AgentPart, AgentPort
-from raylaunch.cluster.succession.agent_session import SUCCESSION_SECONDS, AgentSession
 from raylaunch.core.job import outputs
 from raylaunch.core.job.node_rules import NodeAttributes, matching
 from raylaunch.core.job.outputs import OutputView

@@ -16,13 +16,12 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from raylaunch.cluster import ray_internals
+from raylaunch.cluster import named_resources, ray_internals
 from raylaunch.cluster.agent import agent, serialization
 from raylaunch.cluster.agent.agent import Home, LeaseExpiredError
+from raylaunch.cluster.agent.agent_session import Adoption, SupersededError
 from raylaunch.cluster.agent.lease import FIRST_CALL_SECONDS, end_this_process
 from raylaunch.cluster.agent.serialization import UnreadableError, VersionMismatchError
-from raylaunch.cluster.succession import named_resources
-from raylaunch.cluster.succession.agent_session import Adoption, SupersededError
 from raylaunch.core.newtypes import HostId
 from raylaunch.core.text import printable
 from raylaunch.node.linux import interfaces, processes

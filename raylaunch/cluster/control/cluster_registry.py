@@ -17,11 +17,11 @@ from dataclasses import replace
 from importlib import import_module
 from types import ModuleType
 
+from raylaunch.cluster import registry_key
 from raylaunch.cluster.driver import run_registry
 from raylaunch.cluster.driver.run_registry import RegisteredRun, RegistryEntry
+from raylaunch.cluster.registry_key import RENEW_SECONDS
 from raylaunch.cluster.session import discovery
-from raylaunch.cluster.succession import registry_key
-from raylaunch.cluster.succession.registry_key import RENEW_SECONDS
 from raylaunch.core.job.job import RayOptions
 from raylaunch.node.protocol.acceptor import SecretAddress
 

@@ -21,17 +21,18 @@ import ray
 from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from raylaunch.cluster import named_resources
 from raylaunch.cluster.agent import serialization
 from raylaunch.cluster.agent.lease import end_this_process
 from raylaunch.cluster.control import cluster_registry
 from raylaunch.cluster.detached.detached_run import DetachedRun, DriverNews, Tell
+from raylaunch.cluster.driver import interim_keeper, succession
+from raylaunch.cluster.driver.interim_keeper import InterimState
+from raylaunch.cluster.driver.succession import Succession
+from raylaunch.cluster.local.file_writer import opened
 from raylaunch.cluster.ray_api import actor_errors
+from raylaunch.cluster.registry_key import NAMESPACE, RENEW_SECONDS
 from raylaunch.cluster.session import ray_session
-from raylaunch.cluster.succession import folder_fence, interim_keeper, named_resources
-from raylaunch.cluster.succession.interim_keeper import InterimState
-from raylaunch.cluster.succession.registry_key import NAMESPACE, RENEW_SECONDS
-from raylaunch.cluster.takeover import succession
-from raylaunch.cluster.takeover.succession import Succession
 from raylaunch.core.job.job import Job, RayOptions
 from raylaunch.core.record import run_layout
 from raylaunch.errors import ClusterError, ConfigError, ExitCode
@@ -215,7 +216,7 @@ def _note_absence(token: str, why: str, *, is_new: bool) -> None:
     run = cluster_registry.note_absence(token, why)
     if is_new and run is not None and run.folder:
         with contextlib.suppress(OSError):
-            log = folder_fence.opened(Path(run.folder) / run_layout.DRIVER_LOG)
+            log = opened(Path(run.folder) / run_layout.DRIVER_LOG)
             os.write(log, line.encode(errors="backslashreplace"))
             os.close(log)
 

@@ -16,6 +16,7 @@ from raylaunch.cluster import fleet_api as fleets
 from raylaunch.cluster.agent.link import LinkDown
 from raylaunch.cluster.capability import Capability, DriverPart, DriverPort
 from raylaunch.cluster.driver.executor import Executor, last_attempt, port_in_use
+from raylaunch.cluster.driver.ledger import DriverLedger, LastDriver
 from raylaunch.cluster.driver.node_registry import AgentLinks, NodeRegistry
 from raylaunch.cluster.driver.observer import Observer, RunRecord
 from raylaunch.cluster.driver.progress_monitor import ProgressMonitor
@@ -30,10 +31,10 @@ from raylaunch.cluster.fleet_api import (
     SlotGranted,
 )
 from raylaunch.cluster.local.scheduler import moment_of
-from raylaunch.core.driver_replaced import DriverReplaced
 from raylaunch.core.job.job import Job
 from raylaunch.core.machine.events_and_actions import (
     Action,
+    DriverReplaced,
     Event,
     Finish,
     ForwardRequested,
@@ -54,7 +55,6 @@ from raylaunch.core.machine.events_and_actions import (
 from raylaunch.core.machine.machine import Machine
 from raylaunch.core.machine.observe import observe
 from raylaunch.core.machine.resuming import heard
-from raylaunch.core.machine.run_state import Run
 from raylaunch.core.machine.save_time import DeadlineSet
 from raylaunch.core.machine.saving import short_grace
 from raylaunch.core.machine.state import Done, Phase
@@ -82,42 +82,10 @@ class LoopCall:
 Item = fleets.Item | LinkDown | LoopCall
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DriverLedger:
-    """What a driver writes down of its decisions, for a driver that goes on with the run.
-
-    Plain data: whatever a process has besides, the next one makes anew of this and of what nodes tell.
-    """
-
-    run: Run
-    """Attempt, roster, spent restarts, excluded hosts, requested bounds: all that the machine decides by."""
-    warned: frozenset[str]
-    """What a person was told of nodes."""
-    calls_should_checkpoint: bool
-    """As in `ProgressMonitor`."""
-
-
-class Predecessor(Protocol):
-    """The last driver of the run, after which this one goes on."""
-
-    @property
-    def decisions(self) -> DriverLedger:
-        """What it has written down."""
-
-    def assume_nodes(self, nodes: NodeRegistry, now: float) -> None:
-        """Take over its nodes, which may go on for a while without any driver. `now`: time.monotonic()."""
-
-    def replaced(self, at: RunTime, attempt: int, asked: float) -> DriverReplaced:
-        """Return the event of the takeover. `attempt`: the highest of which a node was told.
-
-        `asked`: the time.monotonic() at which agents were told to obey this driver.
-        """
-
-
 class Leadership(Protocol):
-    """What is different for a driver of a detached run, which others may follow: `takeover/succession.py`."""
+    """What is different for a driver of a detached run, which others may follow: see `succession`."""
 
-    predecessor: Predecessor | None
+    predecessor: LastDriver | None
     """None: this is the first driver of the run."""
     wake_at: float
     """When to call `stepped` at the latest, as time.monotonic(); infinity: there is nothing to wait for."""
@@ -240,7 +208,7 @@ class Driver:
                 self._step(event)
         processes.release_memory()  # the agents take seconds to start, and afterwards this process mostly waits
 
-    def _take_over(self, leadership: Leadership, last: Predecessor) -> Iterator[Event]:
+    def _take_over(self, leadership: Leadership, last: LastDriver) -> Iterator[Event]:
         """Wait until all agents obey this driver and have told what is true there, and go on with that.
 
         Events of what else was heard meanwhile come after it.
@@ -269,7 +237,15 @@ class Driver:
         self._follow()
         self._executor.resume({node: agent.goal for node, agent in adopted.items()})
         attempt = max((last_attempt(agent.goal) for agent in adopted.values()), default=0)
-        yield last.replaced(self._now(), attempt, asked)
+        yield DriverReplaced(
+            at=self._now(),
+            driver=last.driver,
+            process_seconds=last.process_seconds,
+            state_seconds=last.state_seconds,
+            prepare_seconds=asked - last.found_at,
+            agents_seconds=time.monotonic() - asked,
+            attempt=attempt,
+        )
         for agent in adopted.values():
             yield from self._adopted(agent)
         for item in aside:

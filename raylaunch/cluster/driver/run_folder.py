@@ -22,9 +22,9 @@ from pathlib import Path
 from secrets import token_hex
 from typing import TextIO
 
+from raylaunch.cluster.driver.folder_fence import FolderFence
 from raylaunch.cluster.driver.observer import described
 from raylaunch.cluster.local.file_writer import FileWriter, open_private
-from raylaunch.cluster.succession.folder_fence import FolderFence
 from raylaunch.core.history.run_status import RunStatus, StatusBuilder
 from raylaunch.core.job.job import Job
 from raylaunch.core.job.redaction import Redactor

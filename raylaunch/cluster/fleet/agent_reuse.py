@@ -23,11 +23,11 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from raylaunch.cluster import named_resources
 from raylaunch.cluster.agent import serialization
 from raylaunch.cluster.agent.ray_actor import dismiss
 from raylaunch.cluster.fleet.allocator import StartAgent
-from raylaunch.cluster.succession import named_resources
-from raylaunch.cluster.succession.registry_key import NAMESPACE
+from raylaunch.cluster.registry_key import NAMESPACE
 from raylaunch.core.newtypes import HostId, NodeId
 from raylaunch.core.placement.plan import Bundle
 from raylaunch.node.linux import procfs

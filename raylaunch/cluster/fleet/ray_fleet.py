@@ -15,9 +15,10 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from raylaunch.cluster import ray_internals
+from raylaunch.cluster import named_resources, ray_internals
 from raylaunch.cluster.agent import serialization
 from raylaunch.cluster.agent.agent import AgentReport
+from raylaunch.cluster.agent.agent_session import SUPERSEDED, Adoption
 from raylaunch.cluster.agent.ray_actor import TITLE, actor_class, ask_for_logs, close, creation_arguments, kill
 from raylaunch.cluster.fleet.agent_reuse import AgentReuse
 from raylaunch.cluster.fleet.allocator import (
@@ -44,9 +45,7 @@ from raylaunch.cluster.ray_api import actor_errors, gcs_monitor
 from raylaunch.cluster.ray_api.gcs_monitor import GcsMonitor
 from raylaunch.cluster.ray_api.placement_groups import PlacementGroups, Reservations
 from raylaunch.cluster.ray_internals import AuthenticationError
-from raylaunch.cluster.succession import named_resources
-from raylaunch.cluster.succession.agent_session import SUPERSEDED, Adoption
-from raylaunch.cluster.succession.registry_key import NAMESPACE
+from raylaunch.cluster.registry_key import NAMESPACE
 from raylaunch.core.newtypes import NO_HOST, HostId, NodeId, NodeTime
 from raylaunch.core.placement.plan import Plan
 from raylaunch.core.text import count

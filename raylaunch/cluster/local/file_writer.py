@@ -12,10 +12,14 @@ from pathlib import Path
 from secrets import token_hex
 from typing import BinaryIO, TextIO
 
-from raylaunch.cluster.succession.folder_fence import opened
-
+_FILE_MODE = 0o600
 STALL_SECONDS = 5.0
 """The end of a run waits this long for a file system that does not answer."""
+
+
+def opened(path: Path, flags: int = os.O_APPEND) -> int:
+    """Open a file that only the user may read, to write to it. Raises OSError, also for a link."""
+    return os.open(path, flags | os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, _FILE_MODE)
 
 
 def open_private(path: Path) -> TextIO:

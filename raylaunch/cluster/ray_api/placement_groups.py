@@ -20,10 +20,9 @@ from ray import PlacementGroupID
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from raylaunch.cluster import ray_internals
+from raylaunch.cluster import named_resources, ray_internals
 from raylaunch.cluster.agent.lease import FIRST_CALL_SECONDS, end_this_process
-from raylaunch.cluster.succession import named_resources
-from raylaunch.cluster.succession.registry_key import NAMESPACE
+from raylaunch.cluster.registry_key import NAMESPACE
 from raylaunch.core.newtypes import NO_HOST, HostId
 from raylaunch.core.placement.plan import Bundle, NodeFacts
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from raylaunch.core.driver_replaced import DriverReplaced
 from raylaunch.core.failures.failure import Failure
 from raylaunch.core.history.attempt_times import AttemptTimes, Interruption
 from raylaunch.core.history.step_rates import RatesBuilder, SlowRank, StepRate
@@ -20,6 +19,7 @@ from raylaunch.core.history.time_per_state import (
 )
 from raylaunch.core.machine.events_and_actions import (
     Action,
+    DriverReplaced,
     Event,
     Launch,
     NodeDraining,

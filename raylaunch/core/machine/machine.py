@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from raylaunch.core.driver_replaced import DriverReplaced
 from raylaunch.core.job.job import Job
 from raylaunch.core.machine.events_and_actions import (
     Action,
+    DriverReplaced,
     Event,
     Finish,
     ForwardRequested,

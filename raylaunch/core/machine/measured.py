@@ -1,10 +1,10 @@
-"""What nodes and workers measure, and tell with their progress."""
+"""What nodes and workers measure, and tell with their status or progress."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from raylaunch.core.newtypes import NodeId
+from raylaunch.core.newtypes import NodeId, NodeTime
 from raylaunch.core.placement.devices import GpuUse
 
 
@@ -35,3 +35,15 @@ class NodeMemory:
     """How long the slowest of its checkpoints in the durable folder took; 0: it has written none."""
     gpus: tuple[GpuUse, ...] = ()
     """Those of its workers, where the driver of NVIDIA says it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartTimings:
+    """When a node did the parts of a restart, on its own clock."""
+
+    ordered: NodeTime
+    """The fork server received the order."""
+    ended: NodeTime
+    """All processes of earlier attempts were gone."""
+    forked: NodeTime
+    """All workers were forked."""

@@ -10,7 +10,6 @@ from dataclasses import dataclass, fields
 
 from raylaunch.core.failures.failure import Failure, FailureRecord
 from raylaunch.core.machine.events_and_actions import (
-    RestartTimings,
     WorkerEvent,
     WorkersCheckpointed,
     WorkersElastic,
@@ -18,6 +17,7 @@ from raylaunch.core.machine.events_and_actions import (
     WorkersStarted,
     WorkersStopped,
 )
+from raylaunch.core.machine.measured import RestartTimings
 from raylaunch.core.newtypes import NodeId, NodeTime, RunTime
 
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from raylaunch.core.driver_replaced import DriverReplaced
-from raylaunch.core.machine.events_and_actions import Action
+from raylaunch.core.machine.events_and_actions import Action, DriverReplaced
 from raylaunch.core.machine.observe import WorkersStatus
 from raylaunch.core.machine.run_state import Run
 from raylaunch.core.machine.saving import end_saving

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from raylaunch.core.driver_replaced import DriverReplaced
 from raylaunch.core.failures.failure import Failure, alike, consequences, root_cause
 from raylaunch.core.failures.hints import hints
 from raylaunch.core.machine.events_and_actions import (
+    DriverReplaced,
     Event,
     Finish,
     Launch,

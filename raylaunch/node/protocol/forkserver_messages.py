@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from raylaunch.core.job.job import StartMethod
-from raylaunch.core.machine.events_and_actions import RestartTimings
+from raylaunch.core.machine.measured import RestartTimings
 from raylaunch.core.machine.observe import WorkerExit
 from raylaunch.node.protocol.import_manifest import ImportManifest
 from raylaunch.node.protocol.node_goal import DumpStacks, SignalWorkers, StopWorkers

@@ -10,10 +10,9 @@ from dataclasses import replace
 
 import pytest
 
-from raylaunch.core.driver_replaced import DriverReplaced
 from raylaunch.core.failures.failure import WorkerError
 from raylaunch.core.failures.stacks import StackGroup
-from raylaunch.core.machine.events_and_actions import WorkersHung
+from raylaunch.core.machine.events_and_actions import DriverReplaced, WorkersHung
 from raylaunch.core.record.journal import JournalEntry
 from tests.cli.html_report.reports import (
     Page,

@@ -18,12 +18,12 @@ import pytest
 from raylaunch.cli.output import async_writer, console
 from raylaunch.cli.output.async_writer import AsyncWriter
 from raylaunch.cli.output.console import Console
-from raylaunch.core.driver_replaced import DriverReplaced
 from raylaunch.core.failures.failure import Failure, WorkerError
 from raylaunch.core.failures.stacks import StackGroup
 from raylaunch.core.job.job import Entrypoint, Job
 from raylaunch.core.machine.events_and_actions import (
     Cordon,
+    DriverReplaced,
     Launch,
     NodeDraining,
     NodeGranted,

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import pytest
 
 from raylaunch.cluster.agent import ray_actor, serialization
-from raylaunch.cluster.succession.agent_session import AgentSession
+from raylaunch.cluster.agent.agent_session import AgentSession
 from raylaunch.core.job.job import Entrypoint, Job
 from raylaunch.node.protocol.node_goal import NodeGoal, OpenStore, Order, StopWorkers
 from raylaunch.node.protocol.node_spec import AgentSpec

@@ -22,17 +22,17 @@ from ray.core.generated import autoscaler_pb2
 from ray.exceptions import GetTimeoutError
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 
+from raylaunch.cluster import named_resources
 from raylaunch.cluster.agent import ray_actor, serialization
 from raylaunch.cluster.agent.agent import AgentReport
+from raylaunch.cluster.agent.agent_session import Adoption, AgentSession
+from raylaunch.cluster.driver.succession import LedgerKeepers
 from raylaunch.cluster.fleet import ray_fleet
 from raylaunch.cluster.fleet.ray_fleet import RayFleet, Tenure
 from raylaunch.cluster.fleet_api import AgentLost, AgentsAdopted, FleetFailed, HostDraining, ReportReceived, SlotGranted
 from raylaunch.cluster.ray_api.placement_groups import PlacementGroups
+from raylaunch.cluster.registry_key import NAMESPACE
 from raylaunch.cluster.session.ray_session import nodes
-from raylaunch.cluster.succession import named_resources
-from raylaunch.cluster.succession.agent_session import Adoption, AgentSession
-from raylaunch.cluster.succession.registry_key import NAMESPACE
-from raylaunch.cluster.takeover.succession import LedgerKeepers
 from raylaunch.core.job.job import Entrypoint, Job
 from raylaunch.core.placement.plan import make_plan
 from raylaunch.errors import ClusterError

@@ -12,9 +12,9 @@ import pytest
 
 from raylaunch.cluster.agent.agent import AgentReport
 from raylaunch.cluster.driver import driver as drivers
+from raylaunch.cluster.driver import succession
+from raylaunch.cluster.driver.ledger import load
 from raylaunch.cluster.fleet_api import AgentLost, ReportReceived, SlotGranted
-from raylaunch.cluster.takeover import succession
-from raylaunch.cluster.takeover.ledger import load
 from raylaunch.core.job.job import Entrypoint, Job
 from raylaunch.core.monitoring.heartbeat import Heartbeat
 from raylaunch.node.protocol.node_goal import LaunchWorkers

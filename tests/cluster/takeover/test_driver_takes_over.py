@@ -26,16 +26,15 @@ from raylaunch.cluster.agent.agent import AgentReport
 from raylaunch.cluster.capability import Capability
 from raylaunch.cluster.driver import driver as drivers
 from raylaunch.cluster.driver.driver import Driver, LoopCall
+from raylaunch.cluster.driver.ledger import LastDriver, Ledger, RunFacts, load
 from raylaunch.cluster.driver.run_folder import RunFolder
+from raylaunch.cluster.driver.succession import FencedLeadership
 from raylaunch.cluster.fleet_api import AgentAdopted, AgentLost, AgentsAdopted, HostDraining, ReportReceived
-from raylaunch.cluster.takeover.ledger import LastDriver, Ledger, RunFacts, load
-from raylaunch.cluster.takeover.succession import FencedLeadership
-from raylaunch.core.driver_replaced import DriverReplaced
 from raylaunch.core.failures.failure import WorkerError
 from raylaunch.core.history.run_status import StatusBuilder
 from raylaunch.core.job.job import Entrypoint, Job
 from raylaunch.core.machine.commits import CopyAddress
-from raylaunch.core.machine.events_and_actions import ResizeRequested, RestartRequested, StopRequested
+from raylaunch.core.machine.events_and_actions import DriverReplaced, ResizeRequested, RestartRequested, StopRequested
 from raylaunch.core.machine.save_time import DeadlineSet
 from raylaunch.core.machine.state import Phase, Saving
 from raylaunch.core.monitoring.heartbeat import Heartbeat, WorkerProgress

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from raylaunch.core.driver_replaced import DriverReplaced
+from raylaunch.core.machine.events_and_actions import DriverReplaced
 from raylaunch.core.record import journal
 from raylaunch.node.linux import procfs
 from tests.cluster.conftest import Launcher, wait_until
@@ -49,7 +49,7 @@ for step in itertools.count(int(saved.read_text()) + 1 if saved.exists() else 0)
 SECOND = """
 import ray
 from raylaunch.cluster.detached.driver_actor import DriverActor
-from raylaunch.cluster.succession import named_resources
+from raylaunch.cluster import named_resources
 from ray._private.worker import global_worker
 ray.init(log_to_driver=False, logging_level="ERROR")
 (first,) = [one for one in ray.util.list_named_actors(all_namespaces=True) if "driver" in one["name"]]

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RpcError
 
-from raylaunch.cluster.succession import interim_keeper, named_resources
-from raylaunch.cluster.succession.agent_session import Adoption
-from raylaunch.cluster.takeover import succession
-from raylaunch.cluster.takeover.succession import UnansweredError, await_ledger
+from raylaunch.cluster import named_resources
+from raylaunch.cluster.agent.agent_session import Adoption
+from raylaunch.cluster.driver import interim_keeper, succession
+from raylaunch.cluster.driver.succession import UnansweredError, await_ledger
 
 FOUND: Any = object()
 SILENT = UnansweredError("node-1")

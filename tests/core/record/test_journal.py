@@ -25,11 +25,10 @@ from raylaunch.core.machine.events_and_actions import (
     Finish,
     Launch,
     ReportUnsaved,
-    RestartTimings,
     UnreachablePeer,
     WorkersStarted,
 )
-from raylaunch.core.machine.measured import CommitRate, NodeMemory
+from raylaunch.core.machine.measured import CommitRate, NodeMemory, RestartTimings
 from raylaunch.core.placement.devices import GpuUse
 from raylaunch.core.record import journal
 from raylaunch.core.record.journal import JournalEntry

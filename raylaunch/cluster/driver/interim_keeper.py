@@ -15,8 +15,8 @@ import ray
 from ray.exceptions import ActorDiedError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raylaunch.cluster.succession import named_resources
-from raylaunch.cluster.succession.registry_key import NAMESPACE
+from raylaunch.cluster import named_resources
+from raylaunch.cluster.registry_key import NAMESPACE
 
 TITLE = "raylaunch: interim keeper"
 """What `ps` shows of it, after `ray::`."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RpcError
 
-from raylaunch.cluster.succession import named_resources
+from raylaunch.cluster import named_resources
 
 NO_ANSWER = RpcError("no connection")
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raylaunch.cluster.succession.agent_session import AgentSession, SupersededError
+from raylaunch.cluster.agent.agent_session import AgentSession, SupersededError
 from raylaunch.node.protocol.node_goal import NodeGoal, OpenStore
 
 

@@ -17,7 +17,7 @@ from ray.util.placement_group import (
 )
 
 from raylaunch.cluster import ray_internals
-from raylaunch.cluster.succession.registry_key import NAMESPACE, RENEW_SECONDS, registry_key
+from raylaunch.cluster.registry_key import NAMESPACE, RENEW_SECONDS, registry_key
 
 _EPOCHS = b"raylaunch-epochs"
 """The namespace in the key-value store of the head."""

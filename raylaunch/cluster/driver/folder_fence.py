@@ -21,10 +21,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TextIO
 
+from raylaunch.cluster.local.file_writer import opened
 from raylaunch.core.record import run_layout
 
 _FOLDER_MODE = 0o700
-_FILE_MODE = 0o600
 _SECONDS = 2.0
 """How long a driver that ends waits for a file system that does not answer."""
 
@@ -117,11 +117,6 @@ class FolderFence:
             if self._folder is not None:
                 with contextlib.suppress(OSError):
                     (self._folder / name).unlink()
-
-
-def opened(path: Path, flags: int = os.O_APPEND) -> int:
-    """Open a file that only the user may read, to write to it. Raises OSError, also for a link."""
-    return os.open(path, flags | os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, _FILE_MODE)
 
 
 def take_log(path: Path, epoch: int) -> int:

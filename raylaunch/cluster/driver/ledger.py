@@ -7,14 +7,13 @@ import time
 from dataclasses import dataclass
 from math import inf
 
-from raylaunch.cluster.driver.driver import DriverLedger
+from raylaunch.cluster.agent.agent_session import SUCCESSION_SECONDS
 from raylaunch.cluster.driver.node_registry import NodeRegistry
 from raylaunch.cluster.driver.run_folder import FolderState
 from raylaunch.cluster.fleet.allocator import Allocator
-from raylaunch.cluster.succession.agent_session import SUCCESSION_SECONDS
-from raylaunch.core.driver_replaced import DriverReplaced
 from raylaunch.core.job.job import Job
-from raylaunch.core.newtypes import NO_HOST, HostId, RunTime
+from raylaunch.core.machine.run_state import Run
+from raylaunch.core.newtypes import NO_HOST, HostId
 from raylaunch.core.placement.plan import Plan
 from raylaunch.node.protocol.node_spec import AgentSpec
 
@@ -33,6 +32,21 @@ class RunFacts:
     began: str
     """The time of day, in ISO 8601."""
     spec: AgentSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriverLedger:
+    """What a driver writes down of its decisions, for a driver that goes on with the run.
+
+    Plain data: whatever a process has besides, the next one makes anew of this and of what nodes tell.
+    """
+
+    run: Run
+    """Attempt, roster, spent restarts, excluded hosts, requested bounds: all that the machine decides by."""
+    warned: frozenset[str]
+    """What a person was told of nodes."""
+    calls_should_checkpoint: bool
+    """As in `ProgressMonitor`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,15 +120,3 @@ class LastDriver:
             is_proof = self.is_gone and member.host == self.ledger.host
             lives = inf if self.is_gone else self.ledger.facts.job.node_timeout  # then that driver has missed others
             nodes.assume(node, member.host, now + SUCCESSION_SECONDS, outlives_report=0.0 if is_proof else lives)
-
-    def replaced(self, at: RunTime, attempt: int, asked: float) -> DriverReplaced:
-        """Return the event of the takeover. `asked`: when agents were told to obey this driver."""
-        return DriverReplaced(
-            at=at,
-            driver=self.driver,
-            process_seconds=self.process_seconds,
-            state_seconds=self.state_seconds,
-            prepare_seconds=asked - self.found_at,
-            agents_seconds=time.monotonic() - asked,
-            attempt=attempt,
-        )

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from raylaunch.cli.runs.run_reader import FolderReader
+from raylaunch.cluster.driver.folder_fence import FolderFence, take_log
 from raylaunch.cluster.driver.run_folder import RunFolder
-from raylaunch.cluster.succession import folder_fence
-from raylaunch.cluster.succession.folder_fence import FolderFence
+from raylaunch.cluster.local.file_writer import opened
 from raylaunch.core.job.job import Entrypoint, Job
 from raylaunch.core.job.redaction import Redactor
 from raylaunch.core.machine.events_and_actions import Finish, Tick
@@ -169,10 +169,10 @@ def test_a_result_that_a_driver_has_written_which_was_cut_off(tmp_path):
 def test_a_log_is_made_anew(tmp_path):
     """With what it has. What an earlier driver appends is in no file any more."""
     path = tmp_path / "new" / "driver.log"
-    os.close(folder_fence.take_log(path, 1))
-    first = folder_fence.opened(path)
+    os.close(take_log(path, 1))
+    first = opened(path)
     os.write(first, b"one\n")
-    second = folder_fence.take_log(path, 2)
+    second = take_log(path, 2)
     os.write(first, b"not this\n")
     os.write(second, b"two\n")
     assert path.read_bytes() == b"one\ntwo\n"

@@ -17,20 +17,21 @@ from typing import Any
 import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayActorError, RayError
 
+from raylaunch.cluster import named_resources
+from raylaunch.cluster.agent.agent_session import Adoption
 from raylaunch.cluster.agent.link import LinkDown, LinkServer
 from raylaunch.cluster.capability import Capability
-from raylaunch.cluster.driver.driver import Driver, DriverLedger, Item, Predecessor
+from raylaunch.cluster.driver import interim_keeper
+from raylaunch.cluster.driver import ledger as ledgers
+from raylaunch.cluster.driver.driver import Driver, Item
+from raylaunch.cluster.driver.interim_keeper import InterimState
+from raylaunch.cluster.driver.ledger import DriverLedger, LastDriver, Ledger, RunFacts
 from raylaunch.cluster.driver.node_registry import NodeRegistry
 from raylaunch.cluster.driver.observer import Observer
 from raylaunch.cluster.driver.run_folder import RunFolder
 from raylaunch.cluster.fleet.ray_fleet import RayFleet, Tenure
 from raylaunch.cluster.fleet_api import AgentAdopted, AgentLost, ReportReceived
 from raylaunch.cluster.ray_api import gcs_monitor
-from raylaunch.cluster.succession import interim_keeper, named_resources
-from raylaunch.cluster.succession.agent_session import Adoption
-from raylaunch.cluster.succession.interim_keeper import InterimState
-from raylaunch.cluster.takeover import ledger as ledgers
-from raylaunch.cluster.takeover.ledger import LastDriver, Ledger, RunFacts
 from raylaunch.core.job.job import Job
 from raylaunch.core.machine.events_and_actions import Action, Launch, Stop
 from raylaunch.core.machine.state import Phase
@@ -119,7 +120,7 @@ class FencedLeadership:
         on_command: Callable[[str], None] = lambda _: None,
     ) -> None:
         """`is_in_command` and `on_command`: see `Succession`."""
-        self.predecessor: Predecessor | None = predecessor
+        self.predecessor = predecessor
         self.wake_at = float("inf")
         self._facts = facts
         self._keepers = keepers
