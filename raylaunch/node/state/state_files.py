@@ -15,6 +15,7 @@ import shutil
 import threading
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
+from itertools import count
 
 from raylaunch.core.machine.commits import Commit, HeldCommit
 from raylaunch.node.linux import limits
@@ -281,39 +282,42 @@ class StateFiles:
     ) -> Iterator[MemoryFile | str]:
         """Give a file of this size for a copy, or say why there is none.
 
-        The last `staying` copies of marked commits of the same attempt are not overwritten, and with fewer of them, a
-        copy of a spared commit is not either. If there is no memory for a third copy, one stays in place of two. A
-        commit that comes again takes the place of its copy.
+        It takes the place of one other copy at most: the one of the same commit, or else one that is not safe. Safe are
+        the last `staying` marked commits of the same attempt, and while there are fewer, also spared ones; where
+        `staying` is 0, only these. If that leaves no memory for a third copy, one marked commit is safe instead of two.
         """
         with self._lock:
-            copies = {key: file for key, file in self if key[0] == held.rank and key[1] >= FIRST_COPY}
-            found = [(one.commit, key) for key, file in copies.items() if (one := file.held()) is not None]
-            again = [key for commit, key in found if commit == held.commit]
-            others = {key: commit for commit, key in found if commit != held.commit}
-            present = [
-                key
-                for key, commit in others.items()
-                if commit.attempt == held.commit.attempt and copies[key].kept() is not None
-            ]
-            present.sort(key=lambda key: others[key], reverse=True)
-            taken = {index for _, index in copies}
-            index = next(index for index in range(FIRST_COPY, FIRST_COPY + len(taken) + 1) if index not in taken)
-            for number in range(staying, min(staying, 1) - 1, -1):
-                safe = {*present[:number]}
-                if not 0 < number <= len(present):
-                    safe |= {key for key, commit in others.items() if commit in spared}
-                free = [key for key in again or copies if key not in safe and key not in self._busy]
-                key = free[0] if free else (held.rank, index)
-                if free and (header := copies[key].header()) is not None:
-                    header.unseal()
-                if not (why := self.reserve(key, size)):
-                    break
+            key, why = self._reserve_copy(held, size, spared, staying)
+            if why and staying > 1:
+                key, why = self._reserve_copy(held, size, spared, 1)
+            if not why and (header := self._files[key].header()) is not None:
+                header.unseal()
             self._busy.add(key)
         try:
             yield why or self._files[key]
         finally:
             with self._lock:
                 self._busy.discard(key)
+
+    def _reserve_copy(
+        self, held: HeldCommit, size: int, spared: Collection[Commit | None], staying: int
+    ) -> tuple[Key, str]:
+        """Return where a copy can be written, in a file of this size, and why it cannot, as `reserve` does."""
+        copies = {key: file for key, file in self if key[0] == held.rank and key[1] >= FIRST_COPY}
+        commits = {key: one.commit for key, file in copies.items() if (one := file.held()) is not None}
+        again = {key for key, commit in commits.items() if commit == held.commit}
+        marked = {
+            key for key, commit in commits.items() if commit.attempt == held.commit.attempt and copies[key].kept()
+        }
+        safe = {*sorted(marked - again, key=lambda key: commits[key])[-staying:]} if staying else set()
+        if not staying or len(safe) < staying:
+            safe |= {key for key, commit in commits.items() if commit in spared}
+        free = (again or copies.keys() - safe) - self._busy
+        if free:  # one that need not grow, and of these one that has nothing
+            key = max(sorted(free), key=lambda key: (min(copies[key].size, size), key not in commits))
+        else:
+            key = held.rank, next(index for index in count(FIRST_COPY) if (held.rank, index) not in copies)
+        return key, self.reserve(key, size)
 
     # For other agents.
 
