@@ -179,17 +179,12 @@ class StackGroup:
     @property
     def waits(self) -> bool:
         """Whether they probably wait for other ranks."""
-        return self.in_commit or (bool(self.frames) and bool(_WAITS_FOR_OTHERS.search(self.frames[0])))
+        return in_commit(self.frames) or (bool(self.frames) and bool(_WAITS_FOR_OTHERS.search(self.frames[0])))
 
     @property
     def in_collective(self) -> bool:
         """Whether they only wait for other ranks."""
         return bool(self.frames) and bool(_IN_COLLECTIVE.search(self.frames[0]))
-
-    @property
-    def in_commit(self) -> bool:
-        """Whether they wait in `State.commit` or `restore` for other ranks."""
-        return any(_IN_COMMIT in frame for frame in self.frames)
 
     @property
     def in_backward(self) -> bool:
@@ -259,6 +254,11 @@ def _note(stack: Stack | None, *, answered: bool) -> str:
     if stack.text.rstrip().endswith(_NO_FRAME):
         return AFTER_END
     return stack.why_empty if stack.file_closed else _SILENT_STATES.get(stack.state, NO_ANSWER)
+
+
+def in_commit(frames: Iterable[str]) -> bool:
+    """Return whether a thread with these frames waits in `State.commit` or `restore` for other ranks."""
+    return any(_IN_COMMIT in frame for frame in frames)
 
 
 def main_thread(text: str) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from raylaunch.core.failures.stack_notes import AFTER_END
-from raylaunch.core.failures.stacks import Stack, StackGroup, grouped, main_thread
+from raylaunch.core.failures.stacks import Stack, StackGroup, grouped, in_commit, main_thread
 from raylaunch.core.monitoring.hang_detector import SuspectedHang
 from raylaunch.core.newtypes import StrEnum
 
@@ -78,10 +78,10 @@ def _activity(rank: int, views: Sequence[tuple[float, Stack]]) -> Activity:
         return Activity.RESTS  # its node does not answer
     if all(stack.is_stopped for _, stack in views):
         return Activity.STOPPED
-    if all(group.in_commit for _, stack in views for group in grouped([stack], (rank,))):
+    places = {main_thread(text) for text in {stack.text for _, stack in views}}
+    if all(in_commit(frames) for frames in places):
         return Activity.WAITS
-    places = {main_thread(text) for text in {stack.text for _, stack in views}} - {()}
-    if len(places) > 1:
+    if len(places - {()}) > 1:
         return Activity.WORKS
     (since, first), (until, last) = views[0], views[-1]
     (group,) = grouped([last], (rank,))

@@ -96,6 +96,22 @@ def test_wait_for_the_commit_of_others_is_no_work():
     assert doing(COMMIT, FETCH, COMMIT, a_second=looks) is Activity.WORKS
 
 
+def test_of_the_samples_of_a_worker_only_the_last_is_grouped(monkeypatch):
+    """There are ten of each of a thousand workers, and most are alike."""
+    seen: list[str] = []
+
+    def counted(stacks, ranks):
+        seen.extend(each.text for each in stacks)
+        return grouped(stacks, ranks)
+
+    monkeypatch.setattr(hang_policy, "grouped", counted)
+    assert doing(FETCH, COMMIT, REDUCE.replace("all_reduce", "barrier")) is Activity.WORKS
+    assert seen == []
+    assert doing(COMMIT, COMMIT, REDUCE, REDUCE) is Activity.WORKS
+    assert doing(*[FETCH] * 10) is Activity.RESTS
+    assert seen == [stack(FETCH).text]
+
+
 @pytest.mark.parametrize(
     ("place", "otherwise"), [(BACKWARD, Activity.WAITS), (SAVE, Activity.STANDS), (LOAD, Activity.STANDS)]
 )
