@@ -31,6 +31,8 @@ class _Module:
     """What a module defines and imports."""
 
     name: str
+    #: The first words of its docstring.
+    about: str
     #: What each name of the module means: a place, or a module (whose name is "").
     names: dict[str, Place] = field(default_factory=dict)
     #: The methods of each class.
@@ -60,7 +62,8 @@ def path_of(module: str) -> str:
 
 def _read(name: str, path: Path, known: Iterable[str]) -> _Module:
     tree = ast.parse(path.read_text())
-    found = _Module(name)
+    first = " ".join(re.split("[.:]", ast.get_docstring(tree) or "")[0].split())
+    found = _Module(name, first[:1].lower() + first[1:])
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == PACKAGE:
             source = (node.module or "").partition(".")[2]
@@ -130,8 +133,8 @@ def _instead_of(place: Place) -> frozenset[Place]:
 
 
 @cache
-def calls(place: Place) -> frozenset[Place]:
-    """Return what a function mentions, and may therefore call."""
+def calls(place: Place) -> tuple[Place, ...]:
+    """Return what a function mentions, and may therefore call, in the order of the names."""
     module = modules()[place[0]]
     found: set[Place] = set()
     if _is_class(place):
@@ -146,7 +149,7 @@ def calls(place: Place) -> frozenset[Place]:
                 found.add(module.names[node.id])
             elif isinstance(node, ast.Attribute):
                 found |= _attribute(module, place, node)
-    return frozenset(other for other in found if other[1])
+    return tuple(sorted(other for other in found if other[1]))
 
 
 def _attribute(module: _Module, place: Place, node: ast.Attribute) -> set[Place]:
@@ -168,7 +171,7 @@ def way(reached: Sequence[Place], to: Place) -> list[Place]:
         waiting = deque([start])
         while waiting and to not in before:
             place = waiting.popleft()
-            for other in sorted(calls(place)):
+            for other in calls(place):
                 if other not in before and other[0] in modules():
                     before[other] = place
                     waiting.append(other)
@@ -217,9 +220,7 @@ def walk(steps: str) -> list[Reached]:
 
 def about(module: str) -> str:
     """Return what a module says of itself, in some words."""
-    text = ast.get_docstring(ast.parse((ROOT / path_of(module)).read_text())) or ""
-    first = " ".join(re.split("[.:]", text)[0].split())
-    return first[:1].lower() + first[1:]
+    return modules()[module].about
 
 
 def page() -> str:
