@@ -62,14 +62,15 @@ def busy(cpu: int) -> Iterator[None]:
         process.kill()
 
 
-def test_a_worker_ends_though_threads_of_gloo_hardly_run(node: Node, tmp_path: Path) -> None:
+def test_a_worker_ends_though_threads_of_gloo_hardly_run(state_node: Node, tmp_path: Path) -> None:
     """Three worlds: one destroys its group, two leave it, one of them by `sys.exit`.
 
     Under plain Python, most of these are aborted at their end, or wait for ever.
     """
     cpu = min(os.sched_getaffinity(0))
     with busy(cpu):
-        outcome = node.run(node.script(STARVES), str(cpu), str(tmp_path), nproc=6, port=node.open_store())
+        script, port = state_node.script(STARVES), state_node.open_store()
+        outcome = state_node.run(script, str(cpu), str(tmp_path), nproc=6, port=port)
     assert outcome.exit_codes == dict.fromkeys(range(6), 0), [outcome.stderr(rank) for rank in range(6)]
 
 
