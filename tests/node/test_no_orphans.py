@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -139,11 +140,25 @@ def test_orders_to_a_killed_fork_server_are_completed(own_node: Node, pipe: Mess
     assert is_listening(own_node.wait(StoreOpened).port)
 
 
-def test_kill_of_a_fork_server_that_is_not_ready(tmp_path: Path, mark: str, pipe: MessagePipe) -> None:
-    """An attempt that had not started is no failure: the next fork server starts it, once."""
-    node = Node(env=basic_env(mark))
+@pytest.fixture
+def unready_node(tmp_path: Path, mark: str, pipe: MessagePipe) -> Iterator[Node]:
+    """A node whose first fork server is busy with a preload until it is killed. The next one is not."""
+    begun = tmp_path / "begun"
+    text = (
+        f"import os, time\nif not os.path.exists({str(begun)!r}):\n    open({str(begun)!r}, 'w')\n    time.sleep(3600)"
+    )
+    (tmp_path / "busy_once.py").write_text(text)
+    node = Node(env=basic_env(mark) | {"PYTHONPATH": str(tmp_path)}, preload=("busy_once",))
     node.use_for_test(tmp_path, mark, pipe)
     node.supervisor.start()
+    until(begun.exists, "no fork server has begun its preload")
+    yield node
+    node.supervisor.close()
+
+
+def test_kill_of_a_fork_server_that_is_not_ready(unready_node: Node, mark: str) -> None:
+    """An attempt that had not started is no failure: the next fork server starts it, once."""
+    node = unready_node
     node.launch(node.script("print('once')"))
     (subreaper,) = until(lambda: subreapers(mark), "no subreaper was started")
     (server,) = until(lambda: children_of(subreaper), "no fork server was started")
@@ -151,14 +166,11 @@ def test_kill_of_a_fork_server_that_is_not_ready(tmp_path: Path, mark: str, pipe
     event = node.wait(WorkersExited)
     assert event.failures == ()
     assert (node.rank_folder() / "stdout.log").read_text() == "once\n"
-    node.supervisor.close()
 
 
-def test_an_attempt_that_is_stopped_before_it_began_never_begins(tmp_path: Path, mark: str, pipe: MessagePipe) -> None:
+def test_an_attempt_that_is_stopped_before_it_began_never_begins(unready_node: Node, mark: str) -> None:
     """Also if the fork server that should start it dies before it is ready."""
-    node = Node(env=basic_env(mark))
-    node.use_for_test(tmp_path, mark, pipe)
-    node.supervisor.start()
+    node = unready_node
     node.launch(node.script("print('begun')"))
     (subreaper,) = until(lambda: subreapers(mark), "no subreaper was started")
     (server,) = until(lambda: children_of(subreaper), "no fork server was started")
@@ -168,7 +180,6 @@ def test_an_attempt_that_is_stopped_before_it_began_never_begins(tmp_path: Path,
     node.wait(Ready)
     node.open_store()  # the fork server has carried out all that it was told before
     assert node.supervisor.workers.pids is None
-    node.supervisor.close()
 
 
 def test_fork_server_that_never_gets_ready(tmp_path: Path, mark: str, pipe: MessagePipe) -> None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+COMMAND = (sys.executable, "-m", "raylaunch", "--standalone", "--set", "preload=[]")
 SCRIPT = """
 import sys
 for epoch in range(300):
@@ -18,7 +19,7 @@ def test_bars_and_lines(tmp_path: Path) -> None:
     """As under torchrun, whose workers have one terminal or pipe for both."""
     (tmp_path / "train.py").write_text(SCRIPT)
     done = subprocess.run(
-        [sys.executable, "-m", "raylaunch", "--standalone", "--log-dir", str(tmp_path), str(tmp_path / "train.py")],
+        [*COMMAND, "--log-dir", str(tmp_path), str(tmp_path / "train.py")],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         check=False,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -115,11 +113,11 @@ if hasattr(c10d, "_dump_fr_trace"):
 """
 
 
-def test_torch_writes_what_is_read(asked):
+def test_torch_writes_what_is_read(asked, torch_node):
     """The same recorder, of gloo, which has no pipe."""
-    pytest.importorskip("torch")
     os.utime(asked.dump, ns=(1, 1))
-    subprocess.run([sys.executable, "-c", RECORDS, asked.dump], check=True, timeout=100)
+    outcome = torch_node.run(torch_node.script(RECORDS), str(asked.dump))
+    assert outcome.exit_code == 0, outcome.stderr()
     if asked.dump.stat().st_mtime_ns == 1:
         pytest.skip("this torch records nothing of gloo")
     assert asked.recorder.poll()
