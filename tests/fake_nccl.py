@@ -314,6 +314,18 @@ def _reduced(op: Any, found: list[torch.Tensor]) -> torch.Tensor:
     return torch.stack(found).mean(0) if op == dist.ReduceOp.AVG else torch.stack(found).amax(0)
 
 
+def _bytes(tensor: torch.Tensor) -> bytes:
+    return tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def _read(path: str, like: torch.Tensor) -> torch.Tensor:
+    """Return what `_bytes` made of the tensor of any rank: all have the same type and shape."""
+    with open(path, "rb") as file:
+        found = torch.empty_like(like, memory_format=torch.contiguous_format)
+        assert file.readinto(found.reshape(-1).view(torch.uint8).numpy()) == like.nbytes
+    return found
+
+
 class FakeNCCL(dist.ProcessGroup):
     """The backend `fakenccl`."""
 
@@ -414,14 +426,15 @@ class FakeNCCL(dist.ProcessGroup):
         target: torch.Tensor,
     ) -> bool:
         """Go on, if the kernels of all ranks stand there. Return whether this one has ended."""
-        own, *others = (self._folder / f"{number}-{(self.rank() + each) % self.size()}" for each in range(self.size()))
-        if not own.exists():
-            torch.save(tensor, own.with_suffix(".tmp"))
-            own.with_suffix(".tmp").rename(own)
+        paths = [f"{self._folder}/{number}-{rank}" for rank in range(self.size())]
+        own = paths[self.rank()]
+        if not os.path.exists(own):
+            with open(f"{own}.tmp", "wb") as file:
+                file.write(_bytes(tensor))
+            os.rename(f"{own}.tmp", own)
         is_stuck = [self._attempt, number] in FAULTS.get("stuck", ())
-        if not is_stuck and all(other.exists() for other in others):
-            paths = sorted([own, *others], key=lambda path: int(path.name.partition("-")[2]))
-            target.copy_(result([torch.load(path) for path in paths]))
+        if not is_stuck and all(map(os.path.exists, paths)):
+            target.copy_(result([_read(path, tensor) for path in paths]))
         elif self._is_aborted:
             target.fill_(GARBAGE if target.is_floating_point() else torch.iinfo(target.dtype).max)
         else:

@@ -19,7 +19,7 @@ from tests.cluster.test_without_cluster import NO_RAYLETS, alone, alone_with_tor
 __all__ = ["alone", "alone_with_torch"]
 
 pytestmark = pytest.mark.timeout(300)
-PRELOAD = ["torch._dynamo", "torch.distributed.fsdp", "torch.nn.parallel"]
+PRELOAD = ["torch._dynamo", "functorch.compile", "torch.distributed.fsdp", "torch.nn.parallel"]
 
 TRAINS = '''
 import hashlib, json, os, signal, time
