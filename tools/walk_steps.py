@@ -249,8 +249,8 @@ node.state.state_memory:StateMemory.poll | answers
 node.state.state_files:StateFiles.reserve | all memory files of the node
 node.state.state_files:MemoryFile.create | one of them
 # A thread of the agent
-capabilities.state.agent:StateCopies._push_all | copies commits to the next host
-capabilities.state.agent:push
+capabilities.state.commit_copies:CommitPushes._push_all | copies commits to the next host
+capabilities.state.commit_copies:push
 node.state.transfer:send_part | as bytes
 # The agent of that host
 node.state.part_server:PartServer._take_part | serves other agents
@@ -290,7 +290,7 @@ node.state.state_memory:StateMemory._answer
 # The same agent, which gets what the node lacks
 capabilities.state.agent:StateCopies._restore
 # A thread of the agent, for the order
-capabilities.state.agent:fetch
+capabilities.state.commit_copies:fetch
 node.state.transfer:receive_part
 # The agent, when it has all parts
 node.state.state_memory:StateMemory.announce | writes the choice to the shared page

@@ -15,7 +15,7 @@ from types import NoneType, SimpleNamespace
 import msgspec
 import pytest
 
-from raylaunch.capabilities.state import agent
+from raylaunch.capabilities.state import commit_copies
 from raylaunch.capabilities.state.agent import StateCopies
 from raylaunch.capabilities.state.sections import StateGoal, StateStatus, dump, load_status
 from raylaunch.core.job.job import Entrypoint, Job
@@ -216,7 +216,7 @@ def test_a_part_that_is_copied_again_does_not_cost_the_one_before(sides):
     serving(first, second)
     for steps, index in ((5, 0), (6, 1), (6, 1)):
         first.seal(part(0, steps), index)
-        agent.push(first.memory.files, second.address, SECRET, (part(0, steps),))
+        commit_copies.push(first.memory.files, second.address, SECRET, (part(0, steps),))
     assert second.has(part(0, 5))
     assert second.has(part(0, 6))
 
@@ -328,7 +328,7 @@ def copies_of_rank_0(*, most: int | None = None) -> set[int]:
     serving(first)
     for steps, index, is_marked in ((5, 0, True), (6, 2, True), (7, 3, False)):
         first.seal(part(0, steps), index, kept=is_marked)
-        agent.push(first.memory.files, second.address, SECRET, (part(0, steps),), is_marked=is_marked)
+        commit_copies.push(first.memory.files, second.address, SECRET, (part(0, steps),), is_marked=is_marked)
     found = {steps for steps in (5, 6, 7) if second.has(part(0, steps))}
     first.close()
     second.close()
@@ -353,7 +353,7 @@ def test_before_the_second_marked_commit_of_an_attempt_the_last_one_costs_no_cop
     second.memory.announce(RestoreOrder(commit=Commit(1, 3), world_size=4))
     for steps, index, is_marked in ((5, 0, True), (7, 3, False)):
         first.seal(part(0, steps, 2), index, kept=is_marked)
-        agent.push(first.memory.files, second.address, SECRET, (part(0, steps, 2),), is_marked=is_marked)
+        commit_copies.push(first.memory.files, second.address, SECRET, (part(0, steps, 2),), is_marked=is_marked)
     assert second.has(part(0, 3))
     assert second.has(part(0, 5, 2))
     assert second.has(part(0, 7, 2))
@@ -424,10 +424,10 @@ def test_a_part_that_is_overwritten_while_it_is_read_is_not_sealed(sides, monkey
     monkeypatch.setattr(transfer, "part_bytes", overwritten)
     first.seal(part(0, 5), 0)
     with pytest.raises(CopyRefusedError, match="changed while it was copied"):
-        agent.push(first.memory.files, second.address, SECRET, (part(0, 5),))
+        commit_copies.push(first.memory.files, second.address, SECRET, (part(0, 5),))
     assert not second.has(part(0, 5))
     with pytest.raises(TornError, match="overwritten before it was copied"):
-        agent.push(first.memory.files, second.address, SECRET, (part(0, 5),))
+        commit_copies.push(first.memory.files, second.address, SECRET, (part(0, 5),))
 
 
 def test_damaged_bytes_are_noticed(sides):
@@ -622,6 +622,28 @@ def test_one_that_has_not_answered_costs_the_next_attempts_little_time(sides, mo
     long, short = max(seconds for _, seconds in waits), min(seconds for _, seconds in waits)
     assert short < long / 5
     assert waits == [("gone", long), ("gone", short), ("gone", short), ("other", long)]
+
+
+def test_one_that_answers_again_has_as_much_time_as_at_first(sides, monkeypatch):
+    """As when its host was cut off for a while."""
+    side, other = sides
+    waits, connection = [], transfer.connection
+    away = iter([True, True, False, True])
+
+    def connect(address: CopyAddress, secret: str, *, seconds: float):
+        waits.append(seconds)
+        if next(away):
+            raise TimeoutError
+        return connection(address, secret)
+
+    monkeypatch.setattr(transfer, "connection", connect)
+    for attempt in (2, 3, 4, 5):
+        side.show(attempt, lost=(replace(other.address, outside=True),))
+        side.begin(attempt)
+        until(side.told_of, "the end of that")
+        assert len(side.told_of()) == (2 if attempt == 4 else 1)
+    long, short = max(waits), min(waits)
+    assert waits == [long, short, short, long]
 
 
 def test_agents_that_are_killed_while_all_are_asked_at_once_are_asked_again():
