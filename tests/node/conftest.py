@@ -1,4 +1,9 @@
-"""The fixtures of the harness, for this folder."""
+"""The fixtures of the harness, for this folder, and a process that has imported torch."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
 
 from tests.node.harness import (
     either,
@@ -15,6 +20,7 @@ from tests.node.harness import (
     torch_either,
     torch_node,
 )
+from tests.warm_python import WarmPython
 
 __all__ = [
     "either",
@@ -31,3 +37,13 @@ __all__ = [
     "torch_either",
     "torch_node",
 ]
+
+
+@pytest.fixture(scope="session")
+def warm_torch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPython]:
+    """What has imported torch and forks programs of tests, so that none of them takes 2 s of CPU for it."""
+    modules = ("torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.checkpoint.state_dict")
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    warm = WarmPython(*modules, env=env, at=tmp_path_factory.mktemp("warm") / "torch.sock")
+    yield warm
+    warm.close()

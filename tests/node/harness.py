@@ -38,8 +38,12 @@ from raylaunch.node.protocol.node_status import Ready, StoreOpened, SupervisorEv
 from raylaunch.node.state.state_memory import StateMemory
 from raylaunch.node.supervisor.supervisor import Supervisor
 from raylaunch.worker.state.buffer_client import ADDRESS_VARIABLE
-from tests import private_cluster
-from tests.private_cluster import MARK
+from tests import (
+    private_cluster,
+    warm_fork_servers,  # noqa: F401, a fork server with WARM_TORCH is forked from what has torch
+)
+from tests.private_cluster import MARK, WARM_TORCH
+from tests.warm_python import WarmPython
 
 SECONDS = 100.0
 """How long a test waits for anything before it fails. A test that passes never waits that long."""
@@ -147,7 +151,7 @@ class Node:
     def __init__(self, start_method: str = "forkserver", **changes: Any) -> None:
         self.mark = uuid.uuid4().hex
         job = Job(preload=["torch"], start_method=start_method, gpus_per_worker=0, backend="gloo")
-        own = {"address": ADDRESS, "env": basic_env(self.mark), "cwd": "/"}
+        own = {"address": ADDRESS, "env": basic_env(self.mark) | changes.pop("more_env", {}), "cwd": "/"}
         own |= {name: changes.pop(name) for name in list(changes) if name in own}
         told = AgentSpec(
             job=job,
@@ -490,8 +494,8 @@ def running(start_method: str = "forkserver", **changes: Any) -> Iterator[Node]:
         wait_none_left(node.mark)
 
 
-def shared(start_method: str, preload: tuple[str, ...]) -> Iterator[Node]:
-    with running(start_method, preload=preload) as node:
+def shared(start_method: str, preload: tuple[str, ...], **changes: Any) -> Iterator[Node]:
+    with running(start_method, preload=preload, **changes) as node:
         mark = node.mark
         yield node
     wait_none_left(mark)
@@ -531,10 +535,9 @@ def torch_node(shared_torch_node: Node, tmp_path: Path, mark: str, pipe: Message
 
 
 @pytest.fixture(scope="session")
-def shared_state_node() -> Iterator[Node]:
-    yield from shared(
-        "forkserver", ("torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.nn.parallel")
-    )
+def shared_state_node(warm_torch: WarmPython) -> Iterator[Node]:
+    modules = ("torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.nn.parallel")
+    yield from shared("forkserver", modules, more_env={WARM_TORCH: str(warm_torch.executable())})
 
 
 @pytest.fixture
@@ -581,13 +584,13 @@ def torch_either(
 
 
 @pytest.fixture
-def own_node(request: pytest.FixtureRequest, tmp_path: Path, mark: str, pipe: MessagePipe) -> Iterator[Node]:
-    """A node for this test alone, which may kill its processes.
+def own_node(tmp_path: Path, mark: str, pipe: MessagePipe) -> Iterator[Node]:
+    """A node for this test alone, which may kill its processes. Without torch, whose import takes a second."""
+    yield from started_for_test(Node(env=basic_env(mark), preload=()), tmp_path, mark, pipe)
 
-    Without torch, whose import takes a second, by default.
-    """
-    node = Node(env=basic_env(mark), preload=getattr(request, "param", ()))
-    node.use_for_test(tmp_path, mark, pipe)
+
+def started_for_test(node: Node, folder: Path, mark: str, pipe: MessagePipe) -> Iterator[Node]:
+    node.use_for_test(folder, mark, pipe)
     node.start()
     yield node
     node.supervisor.close()

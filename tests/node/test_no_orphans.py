@@ -23,6 +23,7 @@ from tests.node.harness import (
     is_listening,
     marked,
     send_signal,
+    started_for_test,
     until,
     wait_gone,
     wait_none_left,
@@ -102,22 +103,27 @@ def test_kill_of_the_fork_server(own_node: Node, pipe: MessagePipe) -> None:
     assert own_node.run(own_node.script("print('again')", "next.py")).stdout() == "again\n"
 
 
-@pytest.mark.parametrize("own_node", [("torch",)], indirect=True, ids=["torch"])
-def test_the_next_store_outlives_the_fork_server(own_node: Node, pipe: MessagePipe) -> None:
+@pytest.fixture
+def own_torch_node(tmp_path: Path, mark: str, pipe: MessagePipe) -> Iterator[Node]:
+    """A node for this test alone, with torch imported."""
+    yield from started_for_test(Node(env=basic_env(mark), preload=("torch",)), tmp_path, mark, pipe)
+
+
+def test_the_next_store_outlives_the_fork_server(own_torch_node: Node, pipe: MessagePipe) -> None:
     """After the fork server's death the next attempt's store has the same port, and workers meet there."""
-    start_process_tree(own_node, pipe)
-    port = own_node.open_store()
+    start_process_tree(own_torch_node, pipe)
+    port = own_torch_node.open_store()
     assert is_listening(port)
-    send_signal(own_node.supervisor.client.pid)
-    own_node.wait(WorkersExited)
-    script = own_node.script("""
+    send_signal(own_torch_node.supervisor.client.pid)
+    own_torch_node.wait(WorkersExited)
+    script = own_torch_node.script("""
         import torch.distributed as dist
         dist.init_process_group("gloo")
         dist.barrier()
         print(dist.get_world_size())
         dist.destroy_process_group()
     """)
-    outcome = own_node.run(script, nproc=2, port=port)  # before the new fork server is ready
+    outcome = own_torch_node.run(script, nproc=2, port=port)  # before the new fork server is ready
     assert outcome.stdout() == "2\n", outcome.stderr()
 
 

@@ -10,7 +10,7 @@ from tests.worker.alone import Alone, environment
 @pytest.fixture(scope="session")
 def warm_torch(tmp_path_factory):
     """A process that has imported what takes seconds, and forks programs."""
-    modules = ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.run")
+    modules = ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.run", "torch.distributed.checkpoint")
     at = tmp_path_factory.mktemp("warm") / "torch.sock"
     found = WarmPython(*modules, env=environment({}), flags=("-u",), at=at)
     yield found

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import socket
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 
 from raylaunch.node.linux import dns
+from tests.warm_command import WarmCommand
+from tests.warm_python import WarmPython
 
 DISABLES = """
 import os, torch
@@ -27,12 +29,12 @@ with dns.dns_queries_fail():
 """
 
 
-def test_torch_looks_up_no_names_afterwards():
+def test_torch_looks_up_no_names_afterwards(warm_torch: WarmPython, tmp_path: Path) -> None:
     """No thread, no child process, no open file is left, and nothing is on stderr."""
-    command = [sys.executable, "-c", DISABLES]
-    ran = subprocess.run(command, check=False, capture_output=True, text=True, timeout=100)
-    assert ran.stdout == "no child\n", ran.stderr
-    assert ran.stderr == ""
+    script = tmp_path / "disables.py"
+    script.write_text(DISABLES)
+    ran = WarmCommand(warm_torch, str(script), env=os.environ, cwd=tmp_path)
+    assert ran.communicate(100) == ("no child\n", "")
 
 
 def test_a_query_that_is_not_sent_fails_at_once():

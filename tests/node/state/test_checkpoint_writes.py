@@ -6,7 +6,6 @@ import json
 import os
 import select
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,12 +17,12 @@ from raylaunch.node.state.checkpoint_writes import CheckpointWrites, LastWrite
 from raylaunch.worker.state.buffer_client import Request
 from raylaunch.worker.state.checkpoints import checkpoint_process
 from raylaunch.worker.state.commit_buffer import HEADER_BYTES, CommitBuffer, WriteState
-from tests.node.harness import basic_env, mark, no_leaks, own_node, pipe, until
+from tests.node.harness import Node, basic_env, mark, no_leaks, pipe, started_for_test, until
+from tests.private_cluster import WARM_TORCH
 from tests.warm_command import WarmCommand
-from tests.warm_python import WarmPython
 from tests.worker.state.test_elastic_state import attempt
 
-__all__ = ["mark", "no_leaks", "own_node", "pipe"]
+__all__ = ["mark", "no_leaks", "pipe"]
 
 TRAINS = """
     import os, sys, time
@@ -60,42 +59,39 @@ TRAINS = """
 """
 
 
-@pytest.fixture(scope="module")
-def warm(tmp_path_factory) -> Iterator[WarmPython]:
-    """What the processes that write are forked from, and plain Python."""
-    at = tmp_path_factory.mktemp("warm") / "torch.sock"
-    modules = ("torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.checkpoint.state_dict")
-    found = WarmPython(*modules, env=os.environ | {"OMP_NUM_THREADS": "1"}, at=at)
-    yield found
-    found.close()
+@pytest.fixture
+def own_torch_node(warm_torch, tmp_path, mark, pipe):
+    """A node for this test alone, whose fork server is forked from a process that has imported torch."""
+    env = basic_env(mark) | {WARM_TORCH: str(warm_torch.executable())}
+    yield from started_for_test(Node(env=env, preload=("torch",)), tmp_path, mark, pipe)
 
 
-@pytest.mark.parametrize("own_node", [("torch",)], indirect=True)
 def test_commits_are_written_in_a_run_and_at_its_end_and_the_next_run_begins_there(
-    own_node, tmp_path, warm, monkeypatch
+    own_torch_node, tmp_path, warm_torch, monkeypatch
 ):
     """Before, a folder that cannot be written costs a message."""
-    monkeypatch.setattr(checkpoint_writes, "sys", SimpleNamespace(executable=str(warm.executable()), stderr=sys.stderr))
-    own_node.set(env=own_node.supervisor.spec.env | {"RAYLAUNCH_DURABLE_EVERY": "0"})
+    forks = SimpleNamespace(executable=str(warm_torch.executable()), stderr=sys.stderr)
+    monkeypatch.setattr(checkpoint_writes, "sys", forks)
+    own_torch_node.set(env=own_torch_node.supervisor.spec.env | {"RAYLAUNCH_DURABLE_EVERY": "0"})
     folder = Path("/proc/checkpoints")
-    lines = attempt(own_node, own_node.script(TRAINS.replace("state.restore()", "0")), str(folder), "told")
+    lines = attempt(own_torch_node, own_torch_node.script(TRAINS.replace("state.restore()", "0")), str(folder), "told")
     told = f"could not be written to {folder}: No such file or directory; training goes on"
     assert lines[1].endswith(told), lines
 
-    own_node.supervisor.state.files.drop(lambda *_: True)
+    own_torch_node.supervisor.state.files.drop(lambda *_: True)
     folder = tmp_path / "checkpoints"
     folder.mkdir()
-    script = own_node.script(TRAINS)
-    first = attempt(own_node, script, str(folder), "written")
+    script = own_torch_node.script(TRAINS)
+    first = attempt(own_torch_node, script, str(folder), "written")
     assert first[0].split()[0] == "0"
     steps = int(first[1].split()[0])
     assert "step-" in "".join(os.listdir(folder))
-    memory = own_node.supervisor.state
+    memory = own_torch_node.supervisor.state
     until(lambda: memory.poll() or memory.write_last().is_over, "the last commit is not on disk")
-    own_node.supervisor.close()
+    own_torch_node.supervisor.close()
     assert (folder / f"step-{steps}").exists()
     assert not [name for name in os.listdir(folder) if "incomplete" in name]
-    alone = WarmCommand(warm, script, str(folder), "now", env=basic_env("none"), cwd=tmp_path)
+    alone = WarmCommand(warm_torch, script, str(folder), "now", env=basic_env("none"), cwd=tmp_path)
     out, err = alone.communicate(200)
     assert out.splitlines() == [f"{steps} True", f"{steps + 1} "], err
     assert (folder / f"step-{steps + 1}" / ".metadata").exists(), "under plain Python, the process itself writes it"
