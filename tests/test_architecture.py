@@ -96,29 +96,37 @@ CAPABILITIES = {
         *(f"core.monitoring.hang_{part}" for part in ("cause", "detector", "policy")),
     ),
     "notices": ("capabilities.notices",),
-    "peers": ("capabilities.peers", "core.machine.peers"),
+    "peers": ("capabilities.peers",),
     "terminal": ("capabilities.terminal",),
     "warm": ("cluster.fleet.agent_reuse",),
     "control": ("cluster.control",),
-    "report": ("core.history", "cli.html_report"),
+    "report": ("core.history.run_history", "cli.html_report"),
     "doctor": ("cli.doctor", "cluster.inspection"),
     "selfcheck": ("worker.selfcheck",),
 }
-"""The packages and modules of each capability, without `raylaunch.`: a run needs none of them."""
+"""The packages and modules of each capability, without `raylaunch.`: a run needs none of them.
+
+What the machine decides on an event that a capability has made is the machine's: a replay needs no capability.
+"""
 KERNEL = (
     *("core.machine", "cluster.driver", "cluster.agent", "cluster.fleet"),
     *("node.protocol", "node.supervisor", "node.forkserver", "worker.runtime"),
 )
 """The packages that start, supervise, restart and resize."""
 KNOWN_CAPABILITIES = {
-    "cluster.driver.run_folder": {"report"},
     "cluster.fleet.ray_fleet": {"warm"},
-    "core.machine.machine": {"peers"},
     "node.forkserver.subreaper": {"state"},
     "node.supervisor.forkserver_client": {"state"},
     "node.supervisor.supervisor": {"state", "survivors"},
 }
-"""The modules of the kernel that import a capability, which no further one may. A pair that goes, goes for good."""
+"""The modules of the kernel that import a capability, which no further one may. A pair that goes, goes for good.
+
+- warm: which agents a slot gets is decided in the middle of granting, at seven places, which a protocol would repeat.
+- state, subreaper: what serves in the place of a killed agent must run in a process that outlives it.
+- state, supervisor: heartbeats, survivors and the end of the fork server need the memory, so a seam for it would have
+  more names than the memory has calls there.
+- survivors: the supervisor changes with them what it sends to the fork server when an attempt begins.
+"""
 
 INTERNALS = (
     "raylaunch/cluster/ray_internals.py",

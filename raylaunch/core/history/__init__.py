@@ -1,5 +1,6 @@
-"""What happened in a run over time, computed from its journal alone: for `raylaunch report`.
+"""What a run is doing, and what happened in it over time, computed from its journal alone.
 
-Read `run_history` first: `HistoryBuilder` takes the entries of a journal one after the other. It gives each to
-`time_per_state`, with `attempt_times`, which notes when an attempt did what, and to `step_rates`.
+Read `run_status` first: `StatusBuilder` takes the entries of a journal one after the other, for whoever asks how the
+run is. `run_history` does so for `raylaunch report`. Both give each to `time_per_state`, with `attempt_times`, which
+notes when an attempt did what; `step_rates` compares the ranks.
 """
