@@ -116,7 +116,6 @@ KERNEL = (
 KNOWN_CAPABILITIES = {
     "cluster.fleet.ray_fleet": {"warm"},
     "node.forkserver.subreaper": {"state"},
-    "node.supervisor.forkserver_client": {"state"},
     "node.supervisor.supervisor": {"state", "survivors"},
 }
 """The modules of the kernel that import a capability, which no further one may. A pair that goes, goes for good.

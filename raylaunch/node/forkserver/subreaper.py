@@ -30,8 +30,8 @@ from raylaunch.node.forkserver.lifeline import (
     wait_for_end,
 )
 from raylaunch.node.linux import command_line, processes
+from raylaunch.node.linux.fd_store import FdStore
 from raylaunch.node.linux.processes import CLEANUP_SECONDS, CLEANUP_WAIT_SECONDS
-from raylaunch.node.state.fd_store import FdStore
 
 _POLL_SECONDS = 1.0
 

@@ -1,13 +1,8 @@
-"""The folder RAYLAUNCH_FAST_DIR of a node: files in memory, which outlive the workers and, as copies, the node.
+"""The files in RAYLAUNCH_FAST_DIR of a node, and beside them copies of the files of other nodes: whose they are.
 
-`FastDir` is the agent's part: it makes the folder, and knows whose files it has. Beside the folder are copies of the
-files of other nodes. What goes over the network is in `transfer`.
-
-The agent has a lock (flock(2)) on a folder beside it: a script may remove the folder itself, and make it again.
-
-The subreaper or the fork server, whichever ends last on the node, or the agent removes it. On a cluster the subreaper
-has a lock on all of it (`hold`), and if its agent was killed, it removes the folder only if no other agent of the run
-takes it over (`inheritance`). If all of them are killed, the next run on the host removes it (`_remove_stale`).
+The folder is the kernel's (`ram_folder`). What goes over the network is in `transfer`. On a cluster the subreaper has a
+lock on the folder (`hold`), and if its agent was killed, it removes the folder only if no other agent of the run takes
+it over (`inheritance`).
 """
 
 from __future__ import annotations
@@ -19,23 +14,19 @@ import math
 import os
 import secrets
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from raylaunch.node.linux import processes, scratch
+from raylaunch.node.linux import processes, ram_folder, scratch
+from raylaunch.node.linux.ram_folder import RamFolder
 
 MOST_FILES = 10_000
 """A folder with more files is not copied: to look for changes would take too long."""
-_MEMORY = "/dev/shm"  # noqa: S108
-_PREFIX = "raylaunch-files-"
-_STALE_SECONDS = 60.0
-"""A folder without an owner that is younger may just be made."""
 _MOST_NAME = 1000
-_FILES, _COPIES, _INCOMING, _OWNERS = "files", "copies", "incoming", "owners.json"
+_COPIES, _INCOMING, _OWNERS = "copies", "incoming", "owners.json"
 
 
 class TooManyFilesError(Exception):
@@ -72,15 +63,13 @@ class FileStamp:
 
 
 class FastDir:
-    """The folder of one node, and the copies of others beside it. Any thread may call the methods."""
+    """The files of one node in a run, and the copies of others beside them. Any thread may call the methods."""
 
-    def __init__(self) -> None:
-        parent = _MEMORY if os.access(_MEMORY, os.W_OK | os.X_OK) else tempfile.gettempdir()
-        #: What is removed in the end.
-        self.root = os.path.join(parent, _PREFIX + secrets.token_hex(8))
-        #: What workers get.
-        self.path = os.path.join(self.root, _FILES)
-        self._fd = self._held_fd = -1
+    def __init__(self, folder: RamFolder | None = None) -> None:
+        """`folder`: the node's, which its owner makes and removes; None: it has none yet."""
+        self._ram_folder = folder or RamFolder()
+        #: The folder, and what workers get of it.
+        self.root, self.path = self._ram_folder.root, self._ram_folder.path
         self._lock = threading.RLock()
         #: By it the next agent of the run finds what this one leaves; "": there is none.
         self.run = ""
@@ -92,55 +81,12 @@ class FastDir:
         #: When copies were used last, by time.monotonic().
         self._used_at: dict[str, float] = {}
 
-    def create(self) -> None:
-        """Make the folder, unless there is one. Where that is not possible, a script that uses it finds out why."""
-        with contextlib.suppress(OSError):
-            if self._fd < 0:
-                _remove_stale(os.path.dirname(self.root))
-            lock = self._at(scratch.AGENT_LOCK)
-            for path in (self.root, lock, self.path, self._at(_COPIES), self._at(_INCOMING)):
-                scratch.create(path)
-            if self._fd < 0:
-                self._fd = os.open(lock, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-                fcntl.flock(self._fd, fcntl.LOCK_SH)
-
-    def clear(self) -> None:
-        """Remove all files: the run is over, and the next one may use the folder."""
-        with self._lock:
-            self._owners, self._copied_bytes, self.own_bytes = {}, {}, 0
-            for path in (self.path, self._at(_COPIES), self._at(_INCOMING)):
-                scratch.clear(path)
-
     def hold(self) -> int:
-        """Return a descriptor with a lock, whose holder keeps the folder for the next agent of the run; -1: none."""
+        """Return a descriptor with a lock, whose holder keeps all for the next agent of the run; -1: none."""
         with self._lock:
-            if self._fd >= 0 and self._held_fd < 0:
-                with contextlib.suppress(OSError):
-                    self._held_fd = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-                    fcntl.flock(self._held_fd, fcntl.LOCK_SH)
+            fd = self._ram_folder.hold()
             self._save()
-            return self._held_fd
-
-    def abandon(self) -> None:
-        """Let the next agent of the run take the folder over, as if this one was killed."""
-        with self._lock:
-            for fd in (self._fd, self._held_fd):
-                if fd >= 0:
-                    os.close(fd)
-            self._fd = self._held_fd = -1
-
-    def release(self) -> None:
-        """Let the folder be removed by whoever ends last on the node. What killed agents have left there goes, too."""
-        with self._lock:
-            if self._fd >= 0:
-                _remove_stale(os.path.dirname(self.root))
-            self.abandon()
-
-    def remove(self) -> None:
-        """Remove the folder with all files and copies; somebody else may have done so."""
-        self.release()
-        with self._lock:
-            scratch.remove(self.root)
+            return fd
 
     def _at(self, *names: str) -> str:
         return os.path.join(self.root, *names)
@@ -205,6 +151,7 @@ class FastDir:
         """Leave a note for an agent that takes the place of this one."""
         owners = {node: asdict(known[-1]) for node, known in self._owners.items()}
         with contextlib.suppress(OSError):
+            scratch.create(self._at(_INCOMING))
             path = self._at(_INCOMING, _OWNERS)
             Path(path).write_text(json.dumps({"run": self.run, "owners": owners}))
             os.replace(path, self._at(_OWNERS))
@@ -220,7 +167,7 @@ class FastDir:
                     if node:
                         os.rename(os.path.join(root, _COPIES, node), self.folder(node))
                         self.copied(owner)
-        old = os.path.join(root, _FILES)
+        old = ram_folder.files_in(root)
         with contextlib.suppress(OSError, TooManyFilesError):
             for name, stamp in scan(old).items():
                 with contextlib.suppress(OSError):
@@ -237,6 +184,8 @@ class FastDir:
             msg = f"no name of a node: {node!r}"
             raise ValueError(msg)
         self._used_at[node] = time.monotonic()
+        with contextlib.suppress(OSError):
+            scratch.create(self._at(_COPIES))
         return self._at(_COPIES, checked(node))
 
     def link(self, folder: str, name: str, stamp: FileStamp) -> None:
@@ -252,6 +201,7 @@ class FastDir:
 
         It is removed unless it is placed.
         """
+        scratch.create(self._at(_INCOMING))
         path = self._at(_INCOMING, secrets.token_hex(8))
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
@@ -366,14 +316,11 @@ def is_written(fd: int, age: float) -> bool:
 
 def abandoned(run: str) -> Iterator[str]:
     """Yield the folders of agents of this run that were killed on this host. Each is locked until the next one."""
-    for parent in (_MEMORY, tempfile.gettempdir()):
-        with contextlib.suppress(OSError):
-            for name in os.listdir(parent):
-                root = os.path.join(parent, name)
-                if name.startswith(_PREFIX) and _run_of(root) == run:
-                    with scratch.locked(os.path.join(root, scratch.AGENT_LOCK)) as is_locked:
-                        if is_locked:
-                            yield root
+    for root in ram_folder.all_on_host():
+        if _run_of(root) == run:
+            with scratch.locked(os.path.join(root, scratch.AGENT_LOCK)) as is_locked:
+                if is_locked:
+                    yield root
 
 
 def _run_of(root: str) -> str:
@@ -382,19 +329,3 @@ def _run_of(root: str) -> str:
         if os.lstat(root).st_uid == os.geteuid():
             return str(json.loads(Path(root, _OWNERS).read_text())["run"])
     return ""
-
-
-def _remove_stale(parent: str) -> None:
-    """Remove the folders of runs of which nothing is left on this host: nobody has a lock on them."""
-    with contextlib.suppress(OSError), os.scandir(parent) as entries:
-        for entry in entries:
-            if entry.name.startswith(_PREFIX) and _is_stale(entry):
-                scratch.remove(entry.path)
-
-
-def _is_stale(entry: os.DirEntry[str]) -> bool:
-    with contextlib.suppress(OSError):
-        status = entry.stat(follow_symlinks=False)
-        if status.st_uid == os.geteuid() and time.time() - status.st_mtime > _STALE_SECONDS:
-            return not any(map(scratch.is_locked, (entry.path, os.path.join(entry.path, scratch.AGENT_LOCK))))
-    return False

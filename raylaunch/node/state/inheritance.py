@@ -19,9 +19,8 @@ from collections.abc import Mapping
 
 from raylaunch.node.linux import scratch
 from raylaunch.node.state.fast_dir import FastDir
-from raylaunch.node.state.fd_store import FOLDER, PORT
 from raylaunch.node.state.part_server import PartServer
-from raylaunch.node.state.state_files import MemoryFile, StateFiles
+from raylaunch.node.state.state_files import FOLDER, PORT, MemoryFile, StateFiles
 
 _PART = re.compile(r"\d+ \d+")
 """The name of a memory file in the store: rank and index."""

@@ -19,9 +19,9 @@ from itertools import count
 
 from raylaunch.core.machine.commits import Commit, HeldCommit
 from raylaunch.node.linux import limits
+from raylaunch.node.linux.fd_store import FdStoreClient
 from raylaunch.node.state import fast_dir
 from raylaunch.node.state.fast_dir import FastDir
-from raylaunch.node.state.fd_store import FOLDER, PORT, FdStoreClient
 from raylaunch.worker.state.commit_buffer import HEADER_BYTES, OWN_BUFFERS, CommitHeader
 
 _NAME = "raylaunch-state-{run}-{index}"
@@ -107,6 +107,10 @@ def _links(folder: str) -> dict[str, str]:
 
 _SHARE = 0.5
 """The part of the free memory that `State` may use, if the job does not say how much."""
+FOLDER = "folder"
+"""The name of the node's folder in the subreaper's store; the descriptor has a lock on it."""
+PORT = "port "
+"""What the name of the socket begins with that listens for other agents. Its secret follows."""
 FIRST_COPY = OWN_BUFFERS
 """The index of a rank's first copy. The buffers that the rank itself writes have lower ones."""
 

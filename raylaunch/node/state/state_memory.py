@@ -19,10 +19,11 @@ from raylaunch.core.machine.commits import Commit, HeldCommit, RestoreOrder
 from raylaunch.core.machine.measured import NodeMemory
 from raylaunch.core.newtypes import NodeId
 from raylaunch.core.placement.environment import Assignment
+from raylaunch.node.linux.fd_store import FdStoreClient
+from raylaunch.node.linux.ram_folder import RamFolder
 from raylaunch.node.protocol import wire
 from raylaunch.node.state.checkpoint_writes import CheckpointWrites, LastWrite
 from raylaunch.node.state.fast_dir import FastDir
-from raylaunch.node.state.fd_store import FdStoreClient
 from raylaunch.node.state.state_files import FIRST_COPY, Key, MemoryFile, StateFiles
 from raylaunch.worker.heartbeats import shared_page as fields
 from raylaunch.worker.heartbeats.shared_page import SharedPage
@@ -48,19 +49,19 @@ class StateMemory:
         page: SharedPage,
         secret: str,
         most_bytes: int | None,
-        folder: FastDir | None = None,
+        folder: RamFolder | None = None,
         store: FdStoreClient | None = None,
     ) -> None:
         """`secret`: the run's own; "": no agent can follow this one on its host.
 
-        `most_bytes`: what all buffers may use; None: a share of what is free. `folder`: the node's folder for files,
+        `most_bytes`: what all buffers may use; None: a share of what is free. `folder`: the node's,
         which its owner makes and removes. `store`: the subreaper's.
 
         Raises OSError.
         """
         self._page = page
         self._epoll = select.epoll()
-        self.files = StateFiles(secret, most_bytes, folder or FastDir(), store)
+        self.files = StateFiles(secret, most_bytes, FastDir(folder), store)
         self._has_adopted = False
         self._assignment: Assignment | None = None
         #: What was chosen for the attempt; None: not yet.

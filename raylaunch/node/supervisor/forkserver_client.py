@@ -16,12 +16,12 @@ from typing import TypeVar
 from raylaunch.core.job.job import StartMethod
 from raylaunch.node.forkserver import file_timer, subreaper
 from raylaunch.node.linux import processes, scratch
+from raylaunch.node.linux.fd_store import FdStoreClient
 from raylaunch.node.linux.processes import CLEANUP_WAIT_SECONDS
+from raylaunch.node.linux.ram_folder import RamFolder
 from raylaunch.node.protocol import forkserver_messages, node_status, wire
 from raylaunch.node.protocol.import_manifest import ImportManifest
 from raylaunch.node.protocol.node_spec import AgentSpec, NodeSpec
-from raylaunch.node.state.fast_dir import FastDir
-from raylaunch.node.state.fd_store import FdStoreClient
 from raylaunch.worker.heartbeats.shared_page import SharedPage
 from raylaunch.worker.runtime.process_setup import encodable
 
@@ -110,7 +110,7 @@ class ForkServerClient:
         self._timer_env = file_timer.variables(env)
         self._folder = "" if kept else scratch.new_path()
         #: The folder for files of workers, which lasts as long as the client.
-        self.fast_dir = FastDir()
+        self.ram_folder = RamFolder()
         #: What outlives this process.
         self.fd_store = FdStoreClient()
         self._server: ForkServerProcess | None = None
@@ -137,7 +137,7 @@ class ForkServerClient:
             cwd=encodable(cwd),
             run_dir=self._folder or encodable(spec.run_dir),
             page=f"/proc/{os.getpid()}/fd/{self._page_fd}",
-            fast_dir=self.fast_dir.path,
+            fast_dir=self.ram_folder.path,
         )
 
     def start(self, spec: NodeSpec, preload: tuple[str, ...]) -> None:
@@ -167,7 +167,7 @@ class ForkServerClient:
         event, fd = wire.receive(self.control)
         if isinstance(event, node_status.Ready):  # only now: the processes that remove the folders are there
             self.pid = event.pid
-            self.fast_dir.create()
+            self.ram_folder.create()
             if self._folder:
                 scratch.create(self._folder)
         if isinstance(event, node_status.ManifestChanged):
@@ -212,7 +212,7 @@ class ForkServerClient:
             return False
         if self._folder:
             scratch.clear(self._folder)
-        self.fast_dir.clear()
+        self.ram_folder.clear()
         return True
 
     def activate(self) -> bool:
@@ -255,21 +255,21 @@ class ForkServerClient:
 
         If this process is killed now, the subreaper holds what `State` has, and removes the folders.
         """
-        self.fast_dir.abandon()
+        self.ram_folder.abandon()
         self._close_control()
         if self._server is not None:
             self._server.end_all_but_subreaper()
 
     def close(self) -> None:
         """End the fork server, and remove the page and the temporary folders."""
-        self.fast_dir.release()
+        self.ram_folder.release()
         self.end_server()
         self.fd_store.close()
         self.page.close()
         os.close(self._page_fd)
         if self._folder:
             scratch.remove(self._folder)
-        self.fast_dir.remove()
+        self.ram_folder.remove()
 
     @property
     def subreaper_pid(self) -> int:

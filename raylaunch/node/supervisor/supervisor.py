@@ -97,7 +97,7 @@ class Supervisor:
         more = interface_env or {}
         self.spec: NodeSpec = self.client.complete(spec, address=address, env=env, interface_env=more, cwd=cwd)
         self.state = StateMemory(
-            self.page, spec.state_secret, spec.state_bytes, self.client.fast_dir, self.client.fd_store
+            self.page, spec.state_secret, spec.state_bytes, self.client.ram_folder, self.client.fd_store
         )
         self._survivors = SurvivorTable()
         #: Whether the fork server has imported everything and takes orders.
@@ -232,7 +232,7 @@ class Supervisor:
         if self._closed:
             return
         self._closed = True
-        self.client.fast_dir.release()
+        self.client.ram_folder.release()
         self.client.end_server()
         self._close_files()
         self.client.close()

@@ -21,6 +21,7 @@ from raylaunch.core.job.job import Entrypoint, Job
 from raylaunch.core.machine.commits import CopyAddress
 from raylaunch.core.newtypes import NodeId
 from raylaunch.core.placement.environment import Assignment, Member, assign
+from raylaunch.node.linux.ram_folder import RamFolder
 from raylaunch.node.state import fast_dir, transfer
 from raylaunch.node.state.fast_dir import FastDir, FilesOwner, FileStamp
 from raylaunch.node.state.state_memory import StateMemory
@@ -53,9 +54,10 @@ class Side:
 
     def __post_init__(self) -> None:
         self.page, self.fd = SharedPage.create()
-        self.folder = FastDir()
-        self.folder.create()
-        self.memory = StateMemory(self.page, "", self.most, self.folder)
+        self.ram_folder = RamFolder()
+        self.ram_folder.create()
+        self.memory = StateMemory(self.page, "", self.most, self.ram_folder)
+        self.folder = self.memory.files.folder
         port = agent_port(
             spec=SimpleNamespace(node=NodeId(self.name), copy_secret=SECRET, job=JOB),
             address="127.0.0.1",
@@ -94,7 +96,7 @@ class Side:
     def close(self) -> None:
         self.copies.close()
         self.memory.close()
-        self.folder.remove()
+        self.ram_folder.remove()
         os.close(self.fd)
 
 

@@ -22,9 +22,9 @@ from raylaunch.core.job.job import Entrypoint, Job
 from raylaunch.core.machine.commits import Commit, CopyAddress, HeldCommit, Holder, RestoreOrder
 from raylaunch.core.newtypes import HostId, NodeId
 from raylaunch.core.placement.environment import Member, assign
+from raylaunch.node.linux.fd_store import FdStore, FdStoreClient
 from raylaunch.node.state import inheritance, transfer
 from raylaunch.node.state.fast_dir import FastDir
-from raylaunch.node.state.fd_store import FdStore, FdStoreClient
 from raylaunch.node.state.part_server import PartServer
 from raylaunch.node.state.state_files import FIRST_COPY, StateFiles
 from raylaunch.node.state.state_memory import StateMemory

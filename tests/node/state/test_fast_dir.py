@@ -14,23 +14,24 @@ from pathlib import Path
 import pytest
 
 from raylaunch.node.linux import scratch
+from raylaunch.node.linux.ram_folder import RamFolder
 from raylaunch.node.state import fast_dir, inheritance
 from raylaunch.node.state.fast_dir import FastDir, FilesOwner
-from raylaunch.node.state.fd_store import FOLDER, PORT
+from raylaunch.node.state.state_files import FOLDER, PORT
 from raylaunch.node.state.state_memory import StateMemory
 from raylaunch.worker.heartbeats.shared_page import SharedPage
 
 
 @pytest.fixture
-def folder() -> Iterator[FastDir]:
-    found = FastDir()
+def folder() -> Iterator[RamFolder]:
+    found = RamFolder()
     found.create()
     yield found
     found.remove()
     assert not os.path.exists(found.root)
 
 
-def write(folder: FastDir, name: str = "x") -> Path:
+def write(folder: RamFolder, name: str = "x") -> Path:
     path = Path(folder.path, name)
     path.write_text(name)
     return path
@@ -48,7 +49,7 @@ def test_only_the_user_can_read_it(folder):
 @pytest.mark.parametrize("at_the_end", [False, True])
 def test_the_next_run_or_the_end_of_another_removes_what_nobody_owns_any_more(folder, at_the_end):
     """Not what another run has, or a subreaper whose agent was killed, and nothing that may just be made."""
-    other = FastDir()
+    other = RamFolder()
     if at_the_end:
         other.create()
     abandoned, young, kept = (f"{folder.root}-{word}" for word in ("abandoned", "young", "kept"))
@@ -73,7 +74,7 @@ def test_the_next_run_or_the_end_of_another_removes_what_nobody_owns_any_more(fo
 
 def test_a_script_may_remove_the_folder_and_make_it_again(folder):
     """Another run that starts on the host, or ends, a minute later does not take it for abandoned."""
-    other = FastDir()
+    other = RamFolder()
     shutil.rmtree(folder.path)
     os.makedirs(folder.path)
     path = write(folder)
@@ -94,7 +95,7 @@ def test_what_is_locked_stays_for_the_process_that_has_the_lock(folder):
     assert not path.exists()
 
 
-def folder_fds(folder: FastDir) -> dict[str, int]:
+def folder_fds(folder: RamFolder) -> dict[str, int]:
     """Return what the subreaper of an agent that was killed has, if the script has no `State`."""
     fds = {FOLDER: os.dup(folder.hold()), f"{PORT}secret": 0}
     folder.abandon()
@@ -157,7 +158,7 @@ def test_the_subreaper_waits_until_the_next_agent_has_all(folder):
 def test_the_next_agent_on_the_host_takes_over_what_one_that_was_killed_has_left():
     """Files, copies, and whose they are. What it has itself stays if it is newer."""
     secret = secrets.token_hex(8)
-    before, after = FastDir(), FastDir()
+    before, after = RamFolder(), RamFolder()
     pages = [SharedPage.create() for _ in range(2)]
     for each in (before, after):
         each.create()
@@ -170,16 +171,16 @@ def test_the_next_agent_on_the_host_takes_over_what_one_that_was_killed_has_left
     Path(before.path, "sub").mkdir()
     write(before, "sub/x")
     write(after, "both").write_text("newer")
-    os.mkdir(before.folder("other"))
-    Path(before.folder("other"), "copy").write_text("copy")
-    before.copied(owner("other"))
-    before.become(owner("before", 7))
+    os.mkdir(first.files.folder.folder("other"))
+    Path(first.files.folder.folder("other"), "copy").write_text("copy")
+    first.files.folder.copied(owner("other"))
+    first.files.folder.become(owner("before", 7))
     before.abandon()
     second.files.adopt()
     found = {name: Path(after.path, name).read_text() for name in fast_dir.scan(after.path)}
     assert found == {"only": "only", "both": "newer", "sub/x": "sub/x"}
-    assert after.owners() == {"": owner("before", 7), "other": owner("other")}
-    assert [*fast_dir.scan(after.folder("other"))] == ["copy"]
+    assert second.files.folder.owners() == {"": owner("before", 7), "other": owner("other")}
+    assert [*fast_dir.scan(second.files.folder.folder("other"))] == ["copy"]
     assert not os.path.exists(before.root)
     for memory, (_, fd) in zip((first, second), pages, strict=True):
         memory.close()
@@ -189,10 +190,12 @@ def test_the_next_agent_on_the_host_takes_over_what_one_that_was_killed_has_left
 
 def test_the_next_run_of_a_warm_agent_finds_an_empty_folder(folder):
     write(folder)
-    folder.become(owner("a"))
-    folder.copied(owner("b"))
+    files = FastDir(folder)
+    files.become(owner("a"))
+    files.copied(owner("b"))
     folder.clear()
-    assert (fast_dir.scan(folder.path), folder.owners()) == ({}, {})
+    assert (fast_dir.scan(folder.path), FastDir(folder).owners()) == ({}, {})
+    assert not os.path.exists(files.folder("b"))
 
 
 def test_a_file_is_complete_when_nobody_has_it_open_for_writing(folder):

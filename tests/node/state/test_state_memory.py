@@ -17,9 +17,10 @@ import pytest
 
 from raylaunch.core.machine.commits import Commit, HeldCommit, RestoreOrder
 from raylaunch.core.placement.environment import Member, assign
+from raylaunch.node.linux.fd_store import FdStore, FdStoreClient
+from raylaunch.node.linux.ram_folder import RamFolder
 from raylaunch.node.state.fast_dir import FastDir
-from raylaunch.node.state.fd_store import FdStore, FdStoreClient
-from raylaunch.node.state.state_files import FIRST_COPY, MemoryFile
+from raylaunch.node.state.state_files import FIRST_COPY, MemoryFile, StateFiles
 from raylaunch.node.state.state_memory import StateMemory
 from raylaunch.worker.heartbeats import shared_page as fields
 from raylaunch.worker.heartbeats.shared_page import SharedPage
@@ -393,9 +394,9 @@ def stored(client: FdStoreClient) -> FdStore:
 
 
 @contextmanager
-def killed_agent(monkeypatch) -> Iterator[tuple[str, FastDir]]:
+def killed_agent(monkeypatch) -> Iterator[tuple[str, RamFolder]]:
     """Give the secret of a run of which an agent was killed that had a commit of both ranks, and its folder."""
-    secret, folder, client = secrets.token_hex(8), FastDir(), FdStoreClient()
+    secret, folder, client = secrets.token_hex(8), RamFolder(), FdStoreClient()
     folder.create()
     with memory_of(monkeypatch, secret, folder=folder, store=client):
         for rank in (0, 1):
@@ -423,7 +424,7 @@ def test_an_agent_of_another_run_gets_nothing_of_them(monkeypatch):
 
 
 def test_the_agent_after_the_next_one_gets_them_too(monkeypatch):
-    folder, client = FastDir(), FdStoreClient()
+    folder, client = RamFolder(), FdStoreClient()
     folder.create()
     with (
         killed_agent(monkeypatch) as (secret, _),
@@ -438,7 +439,7 @@ def test_the_agent_after_the_next_one_gets_them_too(monkeypatch):
 
 def test_nothing_is_taken_from_an_agent_that_lives(monkeypatch):
     """Several agents of a run may be on one host."""
-    secret, folder, client = secrets.token_hex(8), FastDir(), FdStoreClient()
+    secret, folder, client = secrets.token_hex(8), RamFolder(), FdStoreClient()
     folder.create()
     with memory_of(monkeypatch, secret, folder=folder, store=client) as (first, _):
         buffer_of().header.seal(part(), tensors=0, pickled=0)
@@ -450,8 +451,9 @@ def test_nothing_is_taken_from_an_agent_that_lives(monkeypatch):
 
 def test_nothing_is_taken_from_processes_of_another_agent(monkeypatch):
     """They do not have the folder of the one that was killed."""
-    with killed_agent(monkeypatch) as (secret, folder):
-        file = MemoryFile.create(folder.run, 3)
+    with killed_agent(monkeypatch) as (secret, _):
+        run = StateFiles(secret, None, FastDir()).folder.run
+        file = MemoryFile.create(run, 3)
         os.ftruncate(file.fd, SIZE)
         file.header().seal(part(0, steps=9), tensors=0, pickled=0)
         with subprocess.Popen(["cat"], stdin=subprocess.PIPE, pass_fds=[file.fd]) as other:
@@ -463,7 +465,7 @@ def test_nothing_is_taken_from_processes_of_another_agent(monkeypatch):
 
 def test_the_file_of_a_survivor_is_found_once(monkeypatch):
     """Though another rank had it before."""
-    secret, folder, client = secrets.token_hex(8), FastDir(), FdStoreClient()
+    secret, folder, client = secrets.token_hex(8), RamFolder(), FdStoreClient()
     folder.create()
     with memory_of(monkeypatch, secret, folder=folder, store=client) as (memory, _):
         memory.files.reserve_completed((0, COMPLETED), SIZE)

@@ -17,8 +17,8 @@ import pytest
 from raylaunch.core.machine.commits import Commit, HeldCommit
 from raylaunch.core.machine.events_and_actions import WorkersStarted
 from raylaunch.core.machine.observe import WorkersStatus
+from raylaunch.node.linux.ram_folder import RamFolder
 from raylaunch.node.protocol.node_status import Ready
-from raylaunch.node.state.fast_dir import FastDir
 from raylaunch.node.state.state_memory import StateMemory
 from raylaunch.node.supervisor.forkserver_client import ForkServerClient
 from raylaunch.node.supervisor.supervisor import Supervisor
@@ -67,7 +67,7 @@ def test_the_folders_are_not_made_before_there_are_processes_that_remove_them(ma
     node = Node(env=basic_env(mark), preload=(), run_dir="")
     with contextlib.closing(node.supervisor):
         node.supervisor.start()
-        files, logs = node.supervisor.client.fast_dir.path, node.supervisor.spec.run_dir
+        files, logs = node.supervisor.client.ram_folder.path, node.supervisor.spec.run_dir
         send_signal(node.supervisor.client.subreaper_pid)
         assert not os.path.exists(os.path.dirname(files))
         assert not os.path.exists(logs)
@@ -179,7 +179,7 @@ def test_when_the_lease_has_expired_the_next_agent_gets_what_state_has(
         client, held = node.supervisor.client, HeldCommit(rank=0, world_size=1, commit=Commit(1, 5))
         assert node.supervisor.state.files.reserve((0, 0), 10_000) == ""
         node.supervisor.state.files.get((0, 0)).header().seal(held, tensors=0, pickled=0)
-        Path(client.fast_dir.path, "snapshot").write_text("x")
+        Path(client.ram_folder.path, "snapshot").write_text("x")
         if is_told:
             client.leave_state()
         else:
@@ -187,7 +187,7 @@ def test_when_the_lease_has_expired_the_next_agent_gets_what_state_has(
             node.wait(Ready)
         assert marked(mark).keys() == {client.subreaper_pid}
         page, fd = SharedPage.create()
-        folder = FastDir()
+        folder = RamFolder()
         with contextlib.closing(StateMemory(page, secret, None, folder)) as heir:
             folder.create()
             heir.files.adopt()

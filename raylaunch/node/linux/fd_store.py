@@ -4,8 +4,6 @@ systemd's descriptor store does the same for a service (`sd_pid_notify_with_fds`
 is one packet: a name with a descriptor, which takes the place of one of the same name, or a name alone, whose
 descriptor is closed. Nobody has to read a packet for its descriptor to stay open, so nothing is lost if the agent is
 killed right after it has sent one.
-
-What becomes of them then is in `inheritance`.
 """
 
 from __future__ import annotations
@@ -15,10 +13,6 @@ import os
 import socket
 import threading
 
-FOLDER = "folder"
-"""The name of the folder for files (`fast_dir`), on which the descriptor has a lock."""
-PORT = "port "
-"""What the name of the socket begins with that listens for other agents. Its secret follows."""
 _MESSAGE_BYTES = 256
 _SEND_SECONDS = 2.0
 """How long the subreaper may take to read what was sent before. It may be stopped."""
