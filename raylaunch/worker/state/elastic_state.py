@@ -18,6 +18,7 @@ from raylaunch.worker.state import rank_commits
 from raylaunch.worker.state.checkpoints.durable_folder import DurableFolder
 from raylaunch.worker.state.device_copies import DeviceCopies
 from raylaunch.worker.state.rank_commits import RankCommits
+from raylaunch.worker.state.rank_restore import RankRestore
 from raylaunch.worker.state.snapshots import random_states
 from raylaunch.worker.state.snapshots.restored import Restored
 from raylaunch.worker.state.snapshots.snapshot import OBJECT, Snapshot
@@ -260,7 +261,7 @@ class State:
         #: The interval that was told, and when.
         self._told = 0, -math.inf
         self._unsealed: _Unsealed | None = None
-        #: After how many steps `commit` was called last, and a whole commit was made last; 0: none was.
+        #: After how many steps `commit` was called last, and a whole commit was made last, or restored; 0: none was.
         self._completed = self._committed = 0
 
     def __setitem__(self, key: str, value: Any) -> None:
@@ -291,7 +292,8 @@ class State:
             return 0
         self._begin_attempt()
         self._rank.begin(writer)
-        found = self._rank.read([*self._tensors()])
+        to_restore: RankRestore = self._rank.to_restore
+        found = to_restore.read([*self._tensors()])
         if found is None:
             rank_commits.refuse_survivors()
             return 0
@@ -304,10 +306,11 @@ class State:
             _load(target, found, OBJECT + name)
         self._values = found.item(_VALUES)
         if self._random_state and _RANDOM in found.names:
-            self._rank.restore_random(found.item(_RANDOM))
+            to_restore.restore_random(found.item(_RANDOM))
         self._rank.tell_common()
-        self._schedule.restored(self._rank.restored_steps, self._rank.restored_interval)
-        return self._rank.restored_steps
+        self._schedule.restored(to_restore.steps, to_restore.interval)
+        self._completed = self._committed = to_restore.steps
+        return to_restore.steps
 
     def _writer(self) -> HeartbeatWriter | None:
         """Return the writer of heartbeats; None where nothing is to be done.
@@ -339,7 +342,7 @@ class State:
         if writer is None:
             return
         self._begin_attempt()
-        if completed <= max(self._completed, self._rank.restored_steps):
+        if completed <= self._completed:
             _warn(_STEPS_FALL)
         self._completed = completed
         writer.record_step(completed)
@@ -380,7 +383,7 @@ class State:
 
     def _note_uncommitted(self) -> None:
         if self._folder is not None:
-            _not_on_disk[self._folder.path] = self._completed - max(self._committed, self._rank.restored_steps)
+            _not_on_disk[self._folder.path] = self._completed - self._committed
 
     def _begin_attempt(self) -> None:
         """In a survivor: begin anew with what belongs to an attempt."""

@@ -1,8 +1,7 @@
-"""The commits of one rank in one attempt: where they are written, what the ranks agree on, and what is restored."""
+"""The commits of one rank in one attempt: where they are written, and what the ranks agree on."""
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import sys
@@ -11,27 +10,21 @@ from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from time import monotonic, sleep
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, Protocol
 
 from raylaunch.core.machine.commits import Commit, HeldCommit
 from raylaunch.worker.heartbeats import heartbeat_writer, shared_page
 from raylaunch.worker.heartbeats.heartbeat_writer import HeartbeatWriter
 from raylaunch.worker.state import buffer_client, commit_agreement, shared_tensors
-from raylaunch.worker.state.checkpoints import checksums
 from raylaunch.worker.state.checkpoints.durable_folder import DurableFolder
 from raylaunch.worker.state.checkpoints.durable_rounds import DurableRounds
 from raylaunch.worker.state.commit_agreement import CommitAgreement, CopyRounds, Proposal
-from raylaunch.worker.state.commit_buffer import CommitBuffer
 from raylaunch.worker.state.device_copies import DeviceCopies
 from raylaunch.worker.state.rank_buffers import RankBuffers
+from raylaunch.worker.state.rank_restore import RankPlace, RankRestore
 from raylaunch.worker.state.shared_tensors import Digest, IsShared
-from raylaunch.worker.state.snapshots import random_states, restored
-from raylaunch.worker.state.snapshots.restored import Restored
 from raylaunch.worker.state.snapshots.snapshot import OBJECT, Snapshot
 from raylaunch.worker.state.snapshots.snapshot_cache import SnapshotCache
-
-if TYPE_CHECKING:
-    from raylaunch.worker.state.checkpoints.resharded import Resharded
 
 
 class _StayingProcess(Protocol):
@@ -78,10 +71,6 @@ class RankCommits:
     def __init__(self, folder: DurableFolder | None) -> None:
         #: The number of the commit that is being made, or was made last; 0: there is none.
         self.number = 0
-        #: How many steps were completed in what was restored.
-        self.restored_steps = 0
-        #: After how many steps the next commit was to follow there. It is the same on all ranks.
-        self.restored_interval = 1
         self._folder = folder
         self._is_begun = False
         self._is_common = False
@@ -89,7 +78,6 @@ class RankCommits:
         self._has_first = False
         #: Whether there is memory for light commits.
         self._has_room = True
-        self._chosen: Commit | None = None
         #: Whether the ranks of a node divide among them what is equal on all ranks. If it has one rank, that has all.
         self._shares = False
         self._digest: Digest | None = None
@@ -102,12 +90,12 @@ class RankCommits:
     @property
     def is_restore_forgotten(self) -> bool:
         """Whether the script commits, though it has restored nothing of what there is."""
-        return self._chosen is not None and not self.restored_steps
+        return self._is_begun and self.to_restore.is_forgotten
 
     @property
     def is_over(self) -> bool:
         """Whether this process is in another attempt by now."""
-        return self._is_begun and self._attempt != _number(heartbeat_writer.ATTEMPT_VARIABLE, 1)
+        return self._is_begun and self._place.attempt != _number(heartbeat_writer.ATTEMPT_VARIABLE, 1)
 
     def find_common(self) -> None:
         """Look whether all ranks have the first commit, if somebody wants to know."""
@@ -129,40 +117,39 @@ class RankCommits:
         """
         if self._is_begun:
             return
-        attempt = _number(heartbeat_writer.ATTEMPT_VARIABLE, 1)
-        if writer.attempt_with_state == attempt:
+        place = self._place = _place()
+        if writer.attempt_with_state == place.attempt:
             msg = "this worker has another `State` already: make one `State` of all objects that are to survive"
             raise RuntimeError(msg)
         if self._folder is not None:
             self._folder.check()
-        writer.attempt_with_state = attempt
-        rank, self._world_size = _number("RANK", 0), _number("WORLD_SIZE", 1)
-        local_rank, nodes = _number("LOCAL_RANK", 0), _number("GROUP_WORLD_SIZE", 1)
-        sharers = range(rank - local_rank, rank - local_rank + _number("LOCAL_WORLD_SIZE", 1))
-        self._attempt = attempt
+        writer.attempt_with_state = place.attempt
         waiting = partial(writer.record_alive, waits=True)
-        self.agreement = CommitAgreement(rank, self._world_size, waiting)
+        self.agreement = CommitAgreement(place.rank, place.world_size, waiting)
         has_agent = shared_page.PAGE_VARIABLE in os.environ
-        if has_agent and local_rank == 0:
-            commit_agreement.choose_commit(self.agreement, waiting, attempt, self._world_size, rank, nodes)
-        self._chosen, self._old_size = writer.commit_to_restore() or (None, 0)
+        if has_agent and place.local_rank == 0:
+            commit_agreement.choose_commit(
+                self.agreement, waiting, place.attempt, place.world_size, place.rank, place.nodes
+            )
+        chosen, old_size = writer.commit_to_restore() or (None, 0)
         ask = buffer_client.ask if has_agent or self._folder is None else without_agent().OwnFiles(self._folder).ask
-        self.copies = CopyRounds(writer.commit_to_keep(), local_rank, nodes)
+        self.copies = CopyRounds(writer.commit_to_keep(), place.local_rank, place.nodes)
         self.buffers = RankBuffers(
-            self._attempt,
-            rank,
-            sharers,
-            spared=self._chosen,
+            place.attempt,
+            place.rank,
+            place.sharers,
+            spared=chosen,
             folder=self._folder,
             copies=self.copies,
             ask=ask,
         )
+        self.to_restore = RankRestore(place, chosen, old_size, self.buffers, self.agreement, self._folder, _live)
         if self._folder is not None:
-            if rank == 0:
+            if place.rank == 0:
                 self._folder.claim(self)
-            self._rounds = DurableRounds(self._folder, rank, local_rank, monotonic())
-        self._rank, self._sharers, self._is_begun = rank, sharers, True
-        self._shares = has_agent and self._world_size > 1  # the same on all ranks
+            self._rounds = DurableRounds(self._folder, place.rank, place.local_rank, monotonic())
+        self._is_begun = True
+        self._shares = has_agent and place.world_size > 1  # the same on all ranks
 
     @property
     def token(self) -> int:
@@ -170,85 +157,6 @@ class RankCommits:
         if self._folder is not None and not self._token:
             self._token = int(self.agreement.agree("token", lambda: str(secrets.randbits(62))))
         return self._token
-
-    def read(self, tensors: list[Any]) -> Restored | Resharded | None:
-        """Return what to restore, for objects that have these parameters; None: there is nothing.
-
-        Raises ValueError where it cannot be restored, and OSError where the folder on disk cannot be read.
-        """
-        if self._chosen is None:
-            return self._read_disk(tensors)
-        self.restored_steps = self._chosen.steps
-        rank = self._rank % self._old_size
-        buffer = self._part(rank)
-        self.restored_interval = buffer.header.interval
-        held = buffer.header.held()
-        live = {offset: one for each in survivors for offset, one in each.live(self._chosen).items()}
-        if held is not None and held.light:
-            return Restored(buffer, (), [self._part(buffer_client.WHOLE_PART)], live)
-        sharing = {one: self._part(one) for one in (held.sharing if held is not None else ())}
-        found = Restored(buffer, restored.meshes_of(tensors), sharing.values(), live)
-        if self._old_size == self._world_size or not found.has_dtensors:
-            return found
-        if held is None or not held.replicated:
-            sharing = {one: self._part(one) for one in range(self._old_size)}
-        return cast("Resharded", _resharded().of_parts(sharing | {rank: buffer}, rank, tensors))
-
-    def _read_disk(self, tensors: list[Any]) -> Resharded | None:
-        if self._folder is None:
-            return None
-        path = self._newest_intact(self._folder)
-        if not path:
-            return None
-        self._folder.refuse_strangers(path)
-        found, record = _resharded().of_checkpoint(path, self._rank, tensors)
-        self._old_size, self.restored_steps = record.held.world_size, record.held.commit.steps
-        return cast("Resharded", found)
-
-    def _newest_intact(self, folder: DurableFolder) -> str:
-        """Return the path of the newest checkpoint that is complete and not damaged; "": there is none.
-
-        Each rank looks at some of its files.
-        """
-        found = json.loads(self.agreement.agree("checkpoints", lambda: json.dumps(folder.checkpoints())))
-        passed_over = []
-        for name, is_complete in found:
-            path = os.path.join(folder.path, name)
-            if is_complete and self._is_intact(path):
-                break
-            passed_over.append(name)
-        else:
-            path = ""
-        if passed_over and self._rank == 0:
-            instead = f"restores {os.path.basename(path)}" if path else "begins anew"
-            print(
-                f"raylaunch: in {folder.path} these are incomplete or damaged: {', '.join(passed_over)}; `State` "
-                f"{instead}",
-                file=sys.stderr,
-                flush=True,
-            )
-        return path
-
-    def _is_intact(self, path: str) -> bool:
-        damaged = checksums.damaged(path, self._rank, self._world_size)
-        if damaged:
-            print(f"raylaunch: {path} is damaged: {damaged} is not as it was written", file=sys.stderr, flush=True)
-        name = f"damaged/{os.path.basename(path)}"
-        return self.agreement.is_same(name, int(damaged != ""), "have not read the checkpoint") and not damaged
-
-    def _part(self, rank: int) -> CommitBuffer:
-        found = self.buffers.part_to_restore(rank)
-        if found is None:
-            msg = f"the node does not have the part of rank {rank} of the commit to restore"
-            raise ValueError(msg)
-        return found
-
-    def restore_random(self, states: dict[str, Any]) -> None:
-        """Set the generators to this rank's states, or seed them by another rank's if it had none."""
-        if self._rank < self._old_size:
-            random_states.restore(states)
-        else:
-            random_states.seed_from(states, self._rank)
 
     def wait_for_all(self, completed: int, *, is_last: bool = False) -> Proposal:
         """Wait until all ranks have the last commit: then the one before it may be overwritten.
@@ -261,12 +169,12 @@ class RankCommits:
             self._share_no_more(self.buffers.drop_newest())
         if self.number == 0:
             # What is restored may have lost its second host, so the first commit is copied at once.
-            proposal = replace(proposal, interval=self.restored_interval, is_kept=self.copies.kept is not None)
+            proposal = replace(proposal, interval=self.to_restore.interval, is_kept=self.copies.kept is not None)
         self.number += 1
         if is_last:
             proposal = replace(proposal, to_disk=False)
         if proposal.is_kept:
-            self.copies.begin(Commit(self._attempt, completed))
+            self.copies.begin(Commit(self._place.attempt, completed))
         if self._rounds is not None:
             self._rounds.began(monotonic(), to_disk=proposal.to_disk)
         return proposal
@@ -329,7 +237,7 @@ class RankCommits:
         self._shares = False
         if dropped is not None:
             self.copies.drop(dropped, self.agreement)
-        if self._rank == 0:
+        if self._place.rank == 0:
             print(
                 "raylaunch: parameters that DistributedDataParallel keeps equal, or their optimizer's state, differ "
                 "between the ranks; each rank commits its own, which takes more time and memory",
@@ -367,7 +275,7 @@ class RankCommits:
         if self._rounds is not None:
             self._rounds.tell(self.buffers, monotonic())
             to_disk = self._rounds.is_due(self.buffers, monotonic())
-        is_kept = self._rank == 0 and not to_disk and self.copies.is_next_due(writer, self.agreement)
+        is_kept = self._place.rank == 0 and not to_disk and self.copies.is_next_due(writer, self.agreement)
         self.agreement.announce(number, Proposal(intervals[0], to_disk, is_kept, intervals[1]), self._digest_value)
 
     def identify(self, completed: int, found: Snapshot) -> HeldCommit:
@@ -377,18 +285,32 @@ class RankCommits:
 
     def _named(self, completed: int, found: Snapshot) -> HeldCommit:
         return HeldCommit(
-            rank=self._rank,
-            world_size=self._world_size,
-            commit=Commit(self._attempt, completed),
+            rank=self._place.rank,
+            world_size=self._place.world_size,
+            commit=Commit(self._place.attempt, completed),
             replicated=found.is_replicated,
-            first_sharer=self._sharers.start if found.shared else 0,
-            sharers=len(self._sharers) if found.shared else 0,
+            first_sharer=self._place.sharers.start if found.shared else 0,
+            sharers=len(self._place.sharers) if found.shared else 0,
         )
 
 
-def _resharded() -> Any:
-    """Return the class `Resharded`, whose module imports torch."""
-    return import_module("raylaunch.worker.state.checkpoints.resharded").Resharded
+def _place() -> RankPlace:
+    """Return this rank's place in the world, as its environment says."""
+    rank, local_rank = _number("RANK", 0), _number("LOCAL_RANK", 0)
+    first = rank - local_rank
+    return RankPlace(
+        attempt=_number(heartbeat_writer.ATTEMPT_VARIABLE, 1),
+        rank=rank,
+        world_size=_number("WORLD_SIZE", 1),
+        local_rank=local_rank,
+        sharers=range(first, first + _number("LOCAL_WORLD_SIZE", 1)),
+        nodes=_number("GROUP_WORLD_SIZE", 1),
+    )
+
+
+def _live(commit: Commit) -> dict[int, Any]:
+    """Return the tensors of a light commit that this process has, by their places."""
+    return {place: tensor for each in survivors for place, tensor in each.live(commit).items()}
 
 
 def _is_of_world(found: Any) -> bool:

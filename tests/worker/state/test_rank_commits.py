@@ -40,6 +40,7 @@ def commits(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(rank_commits, "sleep", lambda _: None)
     found: Any = RankCommits(None)
     found.copies = SimpleNamespace(kept=None)
+    found.to_restore = SimpleNamespace(interval=1)
     return found
 
 
@@ -89,7 +90,7 @@ def test_it_does_not_wait_for_a_commit_that_is_not_to_be_copied(commits):
 
 def test_the_first_commit_goes_on_with_the_interval_that_was_restored(commits):
     """What is proposed comes with a commit, and before the first one there is none."""
-    commits.restored_interval = 20
+    commits.to_restore.interval = 20
     commits.agreement = SimpleNamespace(wait=lambda number: Proposal(interval=3 if number else 1))
     assert [commits.wait_for_all(step).interval for step in (5, 25)] == [20, 3]
 
@@ -98,7 +99,7 @@ def test_the_first_commit_goes_on_with_the_interval_that_was_restored(commits):
 def test_the_first_commit_is_copied_at_once_if_what_is_restored_may_have_lost_its_second_host(commits, kept):
     """With `auto`, the second one may follow minutes later. A world of one host keeps nothing."""
     begun = []
-    vars(commits)["_attempt"] = 2
+    vars(commits)["_place"] = SimpleNamespace(attempt=2)
     commits.copies = SimpleNamespace(kept=kept, begin=begun.append)
     commits.agreement = SimpleNamespace(wait=lambda _: Proposal())
     assert [commits.wait_for_all(step).is_kept for step in (5, 6)] == [kept is not None, False]
