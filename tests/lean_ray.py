@@ -4,9 +4,10 @@ It waits for a node for longer than 30 s, which a busy machine may need, and sta
 dashboard, it does not start the process that it would be in either. Each takes a second of CPU, and the latter is waited
 for. Of the dashboard, the part for jobs is started and the part that finds nodes for it, each of them a process.
 
-WORKERS is the socket of a warm Python, or empty. If it is given, workers are forked there; and in place of the two
-helpers of each raylet, the dashboard's agent and the one for `runtime_env`, there are processes that do nothing. The
-ports that they would serve are -1, as in a Ray without `ray[default]`. Rays that know no such ports are left as they are.
+WORKERS is the socket of a warm Python, or `-`, or empty. With a socket, workers are forked there. With either, in place of
+the two helpers of each raylet, the dashboard's agent and the one for `runtime_env`, there are processes that do nothing.
+The ports that they would serve are -1, as in a Ray without `ray[default]`. Rays that know no such ports are left as they
+are.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def make_lean(workers: str) -> None:
 
     def lean(word: str) -> str:
         name, _, value = word.partition("=")
-        if name == "--python_worker_command":
+        if name == "--python_worker_command" and workers != "-":
             executable, _, program, *rest = shlex.split(value)
             return f"{name}={subprocess.list2cmdline([executable, '-IS', str(worker), workers, program, *rest])}"
         if name in ("--dashboard_agent_command", "--runtime_env_agent_command"):

@@ -40,18 +40,19 @@ WARM = (
     "warm_fork_servers",
 )
 """What Ray's own processes, drivers and agents import."""
-WORKERS = "workers.sock"
+WORKERS, COLD_WORKERS = "workers.sock", "-"
+"""The socket for `lean_ray.py` in the folder of a cluster; and what it gets where workers are not forked."""
 WARM_TORCH = "RAYLAUNCH_TEST_WARM_TORCH"
 """See warm_fork_servers.py."""
 _PATIENT = {"RAY_agent_register_timeout_ms": "150000"}
 """A raylet ends if its agents are not up by then; else after 30 s."""
 
 
-def warm_ray(env: dict[str, str], folder: Path) -> WarmPython:
-    """Return what the processes of a cluster are forked from, for `lean_ray.py` too."""
+def warm_ray(env: dict[str, str], folder: Path, *modules: str) -> WarmPython:
+    """Return what the processes of a cluster are forked from, for `lean_ray.py` too. `modules`: what it imports besides."""
     # Ray reads these when it is imported. Workers have no job at first, as those that Ray starts in advance; and what they
     # take for their raylet is the first process, since they are killed when their raylet ends.
-    return WarmPython(*WARM, env=env | {"RAY_JOB_ID": "ffffffff", "RAY_RAYLET_PID": "1"}, at=folder / WORKERS)
+    return WarmPython(*WARM, *modules, env=env | {"RAY_JOB_ID": "ffffffff", "RAY_RAYLET_PID": "1"}, at=folder / WORKERS)
 
 
 def _env(token: str, address: str, mark: str = "") -> dict[str, str]:
@@ -96,8 +97,14 @@ class Cluster:
         """Return an environment in which a process may connect to the cluster."""
         return _env(self.token, self.address) | more
 
-    def add_node(self, *, cpus: int, gpus: int = 0, labels: str = "", env: dict[str, str] | None = None) -> None:
-        """Start another raylet on this machine, which Ray counts as another machine. Not two at a time: they would clash."""
+    def add_node(
+        self, *, cpus: int, gpus: int = 0, labels: str = "", env: dict[str, str] | None = None, forks: bool = True
+    ) -> None:
+        """Start another raylet on this machine, which Ray counts as another machine. Not two at a time: they would clash.
+
+        `forks`: in a cluster with `warm`, its workers are forked. What Ray reads from `env` when it is imported does not
+        reach those.
+        """
         command = [
             *(f"--address={self.address}", "--node-ip-address=127.0.0.1"),
             *(f"--num-cpus={cpus}", f"--num-gpus={gpus}", *_labels(labels)),
@@ -105,7 +112,7 @@ class Cluster:
             *("--min-worker-port=0", "--max-worker-port=0", "--object-store-memory=80000000", "--disable-usage-stats"),
             *(LEAN if self.lean else ()),
         ]
-        _run(self, command, self.env(**{MARK: self.mark}, **(env or {})))
+        _run(self, command, self.env(**{MARK: self.mark}, **(env or {})), forks=forks)
 
     def agent_ports(self) -> tuple[str, ...]:
         """Return the options for the ports of the dashboard's agent."""
@@ -186,12 +193,13 @@ def private_cluster(
     autoscaler: Autoscaler | None = None,
     storage: Mapping[str, str] | None = None,
     object_store: int = 80_000_000,
+    imports: tuple[str, ...] = (),
 ) -> Iterator[Cluster]:
     """Start a cluster. `dashboard` is needed for `ray job submit`, and needs `ray[default]`.
 
     `gpus`: logical ones; None: those that Ray finds. `lean`: see `LEAN` and `NO_PRESTART`, and without the dashboard
     `lean_ray.py`. `storage`: the variables that say where the head keeps its tables; None: in its own memory.
-    `object_store`: its bytes.
+    `object_store`: its bytes. `imports`: modules that forked workers find imported besides Ray.
     """
     cluster = start(
         cpus=cpus,
@@ -202,6 +210,7 @@ def private_cluster(
         autoscaler=autoscaler,
         storage=storage,
         object_store=object_store,
+        imports=imports,
     )
     try:
         yield cluster
@@ -219,6 +228,7 @@ def start(
     autoscaler: Autoscaler | None = None,
     storage: Mapping[str, str] | None = None,
     object_store: int = 80_000_000,
+    imports: tuple[str, ...] = (),
 ) -> Cluster:
     """Start a cluster, which the caller must stop."""
     # Ray's socket paths must stay below 108 characters: a short folder, whatever TMPDIR says.
@@ -232,7 +242,7 @@ def start(
         token=token,
         mark=mark,
         lean=lean,
-        warm=warm_ray(_env(token, address, mark), folder) if lean and not dashboard else None,
+        warm=warm_ray(_env(token, address, mark), folder, *imports) if lean and not dashboard else None,
     )
     command = [
         *("--head", f"--port={port}", "--node-ip-address=127.0.0.1"),
@@ -263,13 +273,13 @@ def _labels(text: str) -> tuple[str, ...]:
     return (f"--labels={text}",) if text else ()
 
 
-def _run(cluster: Cluster, options: list[str], env: dict[str, str]) -> None:
-    workers = str(cluster.folder / WORKERS) if cluster.warm is not None else ""
+def _run(cluster: Cluster, options: list[str], env: dict[str, str], *, forks: bool = True) -> None:
+    workers = "" if cluster.warm is None else str(cluster.folder / WORKERS) if forks else COLD_WORKERS
     env = env | _PATIENT | (NO_PRESTART if cluster.lean else {})
     command, out = [str(RAY_START), workers, "start", *options], cluster.folder / "start.log"
     process: subprocess.Popen[bytes] | ForkedProcess
     with open(os.devnull) as nothing, out.open("w") as log:
-        if cluster.warm is None:
+        if cluster.warm is None or not forks:
             process = subprocess.Popen([sys.executable, *command], env=env, stdout=log, stderr=log)
         else:
             files = (nothing, log, log)

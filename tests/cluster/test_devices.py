@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +31,11 @@ def claimed() -> Iterator[Cluster]:
     told = {"ROCR_VISIBLE_DEVICES": "0", "ONEAPI_DEVICE_SELECTOR": "", "ASCEND_RT_VISIBLE_DEVICES": "5"}
     with private_cluster(cpus=4, gpus=0, labels="kind=head", lean=True) as cluster:
         cluster.add_node(cpus=4, gpus=4, labels="kind=plain", env={"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1"})
-        # Ray reads what a raylet is restricted to when it is imported, so workers of these are forked from nothing.
-        plain = replace(cluster, lean=False, warm=None)
-        plain.add_node(cpus=4, gpus=4, labels="kind=told", env=told)
+        # Ray reads what a raylet is restricted to when it is imported, so workers of these are not forked.
+        cluster.add_node(cpus=4, gpus=4, labels="kind=told", env=told, forks=False)
         cluster.add_node(cpus=4, gpus=4, labels="kind=untold", env={"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"})
         some = {"CUDA_VISIBLE_DEVICES": "2,3", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1"}
-        plain.add_node(cpus=4, gpus=2, labels="kind=some", env=some)
+        cluster.add_node(cpus=4, gpus=2, labels="kind=some", env=some, forks=False)
         yield cluster
         wait_until(lambda: left_in_ray(cluster) == [], 100, "actors and placement groups to be gone")
 

@@ -99,7 +99,7 @@ def test_ranks_of_one_node_follow_each_other() -> None:
 def test_actors_of_the_caller_become_ranks(tmp_path) -> None:
     """On two nodes: they form a process group, and another one that rank 0 serves; the port was theirs all the time."""
     (tmp_path / "program.py").write_text(PROGRAM)
-    with private_cluster(cpus=2, lean=True) as cluster:
+    with private_cluster(cpus=2, lean=True, imports=("torch.distributed",)) as cluster:
         cluster.add_node(cpus=2)
         assert cluster.warm is not None
         command = WarmCommand(cluster.warm, str(tmp_path / "program.py"), env=cluster.env(), cwd=tmp_path)
