@@ -109,10 +109,12 @@ CAPABILITIES = {
 What the machine decides on an event that a capability has made is the machine's: a replay needs no capability.
 """
 KERNEL = (
-    *("core.machine", "cluster.driver", "cluster.agent", "cluster.fleet"),
-    *("node.protocol", "node.supervisor", "node.forkserver", "worker.runtime"),
+    *("core.machine", "core.placement", "core.record", "worker.runtime"),
+    *("cluster.driver", "cluster.agent", "cluster.fleet"),
+    *("cluster.ray_api", "cluster.local", "cluster.named_resources"),
+    *("node.protocol", "node.supervisor", "node.forkserver", "node.preload", "node.logs", "node.linux"),
 )
-"""The packages that start, supervise, restart and resize."""
+"""The packages that start, supervise, restart and resize, and what they need for that."""
 KNOWN_CAPABILITIES = {
     "cluster.fleet.ray_fleet": {"warm"},
     "node.forkserver.subreaper": {"state"},
