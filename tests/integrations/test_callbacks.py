@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import sys
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+
+from tests.warm_command import WarmCommand
+from tests.warm_python import WarmPython
 
 
 class FakeState:
@@ -262,9 +265,9 @@ def test_accelerate_saves_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("module", ["raylaunch.integrations", "raylaunch.integrations.data"])
-def test_what_needs_no_library_imports_none(module: str) -> None:
-    import subprocess
-
-    code = f"import sys, {module}; print({{'lightning', 'transformers', 'accelerate'}} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "set()\n"
+def test_what_needs_no_library_imports_none(module: str, warm_torch: WarmPython, tmp_path: Path) -> None:
+    script = tmp_path / "imports.py"
+    code = f"import {module}; print({{'lightning', 'transformers', 'accelerate'}} & set(sys.modules))"
+    script.write_text(f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r}); {code}")
+    done = WarmCommand(warm_torch, str(script), env=os.environ, cwd=tmp_path)
+    assert done.communicate() == ("set()\n", "")

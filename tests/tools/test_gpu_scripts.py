@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+
+from tests.warm_command import WarmCommand
+from tests.warm_python import WarmPython
 
 pytestmark = pytest.mark.timeout(200)
 
@@ -19,10 +20,11 @@ SCRIPTS = TESTS / "gpu" / "scripts"
 SECONDS = 120
 
 
-def started(program: str, folder: Path, **environ: str) -> subprocess.Popen[str]:
-    env = os.environ | {"RAYLAUNCH_GPU_SIMULATED": os.devnull, "PYTHONPATH": f"{TESTS}{os.pathsep}{SCRIPTS}"} | environ
-    command = [sys.executable, "-c", program]
-    return subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def started(warm_torch: WarmPython, program: str, folder: Path, **environ: str) -> WarmCommand:
+    path = folder / "program.py"
+    path.write_text(f"import sys\nsys.path[:0] = {[str(TESTS), str(SCRIPTS)]}\n{program}")
+    env = os.environ | {"RAYLAUNCH_GPU_SIMULATED": os.devnull} | environ
+    return WarmCommand(warm_torch, str(path), env=env, cwd=folder)
 
 
 LIMITS = f"""
@@ -34,9 +36,9 @@ print(resource.getrlimit(resource.RLIMIT_CORE))
 """
 
 
-def test_faults_leave_no_core(tmp_path):
+def test_faults_leave_no_core(warm_torch, tmp_path):
     """That of a process with CUDA has gigabytes, and takes as long as writing them."""
-    process = started(LIMITS, tmp_path)
+    process = started(warm_torch, LIMITS, tmp_path)
     out, err = process.communicate(timeout=SECONDS)
     assert out.splitlines()[-1] == "(0, 0)", err
 
@@ -53,14 +55,14 @@ runpy.run_path({path!r}, run_name="__main__")
 """
 
 
-def test_a_rank_hangs_in_the_call_of_a_collective_of_nccl(tmp_path):
+def test_a_rank_hangs_in_the_call_of_a_collective_of_nccl(warm_torch, tmp_path):
     """Since torch 2.8 a barrier is the only one whose call waits: others return, and the hang is somewhere else."""
     script = SCRIPTS / "hangs.py"
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     env = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "FAKE_NCCL": str(tmp_path)}
     program = HANGS.format(path=str(script))
-    ranks = [started(program, tmp_path, RANK=str(rank), LOCAL_RANK=str(rank), **env) for rank in range(2)]
+    ranks = [started(warm_torch, program, tmp_path, RANK=str(rank), LOCAL_RANK=str(rank), **env) for rank in range(2)]
     until = time.monotonic() + SECONDS
     try:
         while len([*tmp_path.glob("hangs-1-?.json")]) < 2 and time.monotonic() < until:
