@@ -15,7 +15,7 @@ from raylaunch.cluster.capability import AgentPort, DriverPort
 from raylaunch.cluster.fleet_api import AgentLost, HostDraining, ReportReceived, SlotGranted
 from raylaunch.core.failures.stacks import Stack
 from raylaunch.core.machine.measured import RestartTimings
-from raylaunch.core.machine.observe import WorkerExit, WorkersStatus
+from raylaunch.core.machine.workers_status import WorkerExit, WorkersStatus
 from raylaunch.core.monitoring.heartbeat import Heartbeat
 from raylaunch.core.newtypes import NodeTime
 from raylaunch.core.placement.environment import Assignment

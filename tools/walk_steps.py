@@ -126,7 +126,7 @@ core.machine.events_and_actions:Launch
 # The fork server
 node.forkserver.server:ForkServer.serve | SIGCHLD wakes it
 node.forkserver.server:WorkerTable.reap | `waitpid` says which worker died, and how
-core.machine.observe:WorkerExit | how a worker ended; later what is new in the status of a node, as events
+core.machine.workers_status:WorkerExit | how a worker ended; later what is true of the workers of its node
 node.protocol.wire:send | as bytes
 # The agent
 cluster.agent.agent:Agent._poll_supervisor | its event loop wakes up
@@ -134,7 +134,7 @@ node.supervisor.supervisor:Supervisor.poll | reads the message
 node.supervisor.forkserver_client:ForkServerClient.receive | from this connection
 node.supervisor.process_failure:failure | collects the worker's exception, the end of its stderr, and further evidence
 node.supervisor.process_failure:OomKills | whether the kernel killed it because memory ran out
-core.machine.observe:WorkersStatus | what is true of its workers, and later what is new in that, as events
+core.machine.workers_status:WorkersStatus | what is true of its workers
 # The agent, for the driver's pending call
 cluster.agent.ray_actor:AgentActor.next_report | answers it
 cluster.agent.agent:Outbox.take | output of the worker first, then its end
@@ -145,7 +145,7 @@ cluster.fleet.ray_fleet:RayAgents._listen | receives the answer, and calls again
 cluster.agent.serialization:load_report
 # The driver's loop
 cluster.driver.driver:Driver.run | takes it from its inbox
-core.machine.observe:observe
+core.machine.observe:observe | what is new in the node's status, as events
 core.machine.events_and_actions:WorkersExited | events and actions
 core.machine.machine:Machine.handle | decides
 core.machine.workers:workers_changed | what follows from what workers do
@@ -207,13 +207,13 @@ worker.heartbeats.heartbeat_writer:current_writer | whether this process is the 
 worker.heartbeats.heartbeat_writer:HeartbeatWriter | whether this step is the one; then waits to be ended
 # The agent
 cluster.agent.agent:Agent._poll_supervisor
-core.machine.observe:WorkersStatus | what is true of its workers, and later what is new in that, as events
+core.machine.workers_status:WorkersStatus | what is true of its workers
 # The agent, for the driver's pending call
 cluster.agent.ray_actor:AgentActor.next_report
 cluster.agent.serialization:dump_report
 # The driver's loop, for the report
 cluster.driver.driver:Driver.run
-core.machine.observe:observe
+core.machine.observe:observe | what is new in the node's status, as events
 core.machine.events_and_actions:WorkersCheckpointed
 core.machine.machine:Machine.handle
 core.machine.workers:workers_changed | what follows from what workers do

@@ -28,7 +28,8 @@ from raylaunch.core.failures.failure import Failure
 from raylaunch.core.job.job import ENTRYPOINT_KINDS, Job
 from raylaunch.core.machine.commits import CopyAddress, Holder, RestoreOrder
 from raylaunch.core.machine.events_and_actions import WorkerEvent, WorkersExited, WorkersStarted, WorkersStopped
-from raylaunch.core.machine.observe import WorkersStatus, observe
+from raylaunch.core.machine.observe import observe
+from raylaunch.core.machine.workers_status import WorkersStatus
 from raylaunch.core.newtypes import NodeId, NodeTime, RunTime
 from raylaunch.core.placement.environment import Member, Rendezvous, assign
 from raylaunch.node.linux import processes

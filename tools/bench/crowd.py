@@ -23,7 +23,7 @@ from raylaunch.cluster.agent.agent_session import Adoption, AgentSession
 from raylaunch.cluster.agent.lease import report_interval
 from raylaunch.core.failures.failure import WorkerError
 from raylaunch.core.job.job import StartMethod
-from raylaunch.core.machine.observe import WorkerExit, WorkersStatus
+from raylaunch.core.machine.workers_status import WorkerExit, WorkersStatus
 from raylaunch.core.monitoring.heartbeat import Heartbeat, WorkerProgress
 from raylaunch.core.newtypes import HostId, NodeTime
 from raylaunch.core.placement.environment import Assignment

@@ -20,7 +20,7 @@ from raylaunch.cluster.capability import AgentPart, AgentPort
 from raylaunch.core.job import outputs
 from raylaunch.core.job.node_rules import NodeAttributes, matching
 from raylaunch.core.job.outputs import OutputView
-from raylaunch.core.machine.observe import WorkersStatus
+from raylaunch.core.machine.workers_status import WorkersStatus
 from raylaunch.core.monitoring.heartbeat import Heartbeat
 from raylaunch.core.newtypes import HostId, NodeTime
 from raylaunch.core.placement import devices

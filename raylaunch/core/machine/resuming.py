@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from raylaunch.core.machine.events_and_actions import Action, DriverReplaced
-from raylaunch.core.machine.observe import WorkersStatus
 from raylaunch.core.machine.run_state import Run
 from raylaunch.core.machine.saving import end_saving
 from raylaunch.core.machine.state import Gathering, Running, Saving, Starting, Stopping
 from raylaunch.core.machine.transitions import restart_world
+from raylaunch.core.machine.workers_status import WorkersStatus
 from raylaunch.core.newtypes import NodeId
 
 

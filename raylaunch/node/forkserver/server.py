@@ -28,7 +28,7 @@ from signal import Signals
 from raylaunch.core.failures.failure import WorkerError
 from raylaunch.core.job.job import StartMethod
 from raylaunch.core.machine.measured import RestartTimings
-from raylaunch.core.machine.observe import WorkerExit
+from raylaunch.core.machine.workers_status import WorkerExit
 from raylaunch.core.newtypes import NodeTime
 from raylaunch.node.forkserver import file_timer, store
 from raylaunch.node.forkserver.file_timer import FileTimer

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from raylaunch.core.job.job import StartMethod
 from raylaunch.core.machine.measured import RestartTimings
-from raylaunch.core.machine.observe import WorkerExit
+from raylaunch.core.machine.workers_status import WorkerExit
 from raylaunch.node.protocol.import_manifest import ImportManifest
 from raylaunch.node.protocol.node_goal import DumpStacks, SignalWorkers, StopWorkers
 from raylaunch.node.protocol.node_status import ManifestChanged, Ready, StoreOpened

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from raylaunch.core.failures.stacks import Stack
 from raylaunch.core.job.job import StartMethod
-from raylaunch.core.machine.observe import WorkersStatus
+from raylaunch.core.machine.workers_status import WorkersStatus
 from raylaunch.core.newtypes import HostId, NodeId, assert_never
 from raylaunch.node.protocol.import_manifest import ImportManifest
 from raylaunch.node.protocol.node_goal import CapabilitySection

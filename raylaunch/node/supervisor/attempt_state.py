@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
-from raylaunch.core.machine.observe import WorkerExit
+from raylaunch.core.machine.workers_status import WorkerExit
 from raylaunch.core.newtypes import NodeTime
 from raylaunch.core.placement import devices
 from raylaunch.core.placement.devices import GpuUse

@@ -18,7 +18,7 @@ from pathlib import Path, PurePath
 from raylaunch.core.failures import error_file
 from raylaunch.core.failures.failure import WorkerError
 from raylaunch.core.failures.stacks import shortened
-from raylaunch.core.machine.observe import WorkerExit
+from raylaunch.core.machine.workers_status import WorkerExit
 from raylaunch.core.record.run_layout import ERROR, STDERR, STDOUT
 from raylaunch.core.text import capped
 from raylaunch.node.linux import cgroups

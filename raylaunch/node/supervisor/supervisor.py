@@ -16,7 +16,7 @@ from typing import Any
 
 from raylaunch.core.job.job import StartMethod
 from raylaunch.core.machine.measured import CommitRate, NodeMemory
-from raylaunch.core.machine.observe import WorkerExit, WorkersStatus
+from raylaunch.core.machine.workers_status import WorkerExit, WorkersStatus
 from raylaunch.core.monitoring.checkpoint_step import may_ask
 from raylaunch.core.monitoring.heartbeat import Heartbeat, WorkerProgress
 from raylaunch.core.newtypes import NodeId, assert_never

@@ -15,7 +15,7 @@ from raylaunch.cluster.driver.node_registry import NodeRegistry
 from raylaunch.cluster.fleet_api import AgentLost, FleetFailed, HostDraining, ReportReceived, SlotGranted
 from raylaunch.core.job.job import Entrypoint, Job
 from raylaunch.core.machine.events_and_actions import NodeDraining, NodeGranted, NodeJoined, NodeLost, WorkersExited
-from raylaunch.core.machine.observe import WorkersStatus
+from raylaunch.core.machine.workers_status import WorkersStatus
 from raylaunch.errors import ClusterError
 from tests.fakes import FakeFleet, RunRecorder, worker_exit
 

@@ -15,7 +15,8 @@ from raylaunch.core.machine.events_and_actions import (
     WorkersStopped,
 )
 from raylaunch.core.machine.machine import Machine
-from raylaunch.core.machine.observe import WorkerExit, WorkersStatus, observe
+from raylaunch.core.machine.observe import observe
+from raylaunch.core.machine.workers_status import WorkerExit, WorkersStatus
 from tests.core.machine_helpers import job, joined
 from tests.profiles import examples
 

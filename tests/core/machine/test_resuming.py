@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from raylaunch.core.machine.observe import WorkerExit, WorkersStatus
 from raylaunch.core.machine.resuming import heard
 from raylaunch.core.machine.state import Phase
+from raylaunch.core.machine.workers_status import WorkerExit, WorkersStatus
 from tests.core.machine_helpers import (
     failed,
     finished,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raylaunch.core.machine.observe import WorkersStatus
+from raylaunch.core.machine.workers_status import WorkersStatus
 from raylaunch.node.protocol.node_goal import CapabilitySection
 from raylaunch.node.protocol.node_status import (
     AgentReady,

@@ -16,7 +16,7 @@ import pytest
 
 from raylaunch.core.machine.commits import Commit, HeldCommit
 from raylaunch.core.machine.events_and_actions import WorkersStarted
-from raylaunch.core.machine.observe import WorkersStatus
+from raylaunch.core.machine.workers_status import WorkersStatus
 from raylaunch.node.linux.ram_folder import RamFolder
 from raylaunch.node.protocol.node_status import Ready
 from raylaunch.node.state.state_memory import StateMemory

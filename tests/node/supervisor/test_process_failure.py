@@ -14,7 +14,8 @@ import pytest
 from raylaunch.core.failures import error_file
 from raylaunch.core.failures.failure import Failure, WorkerError
 from raylaunch.core.machine.events_and_actions import WorkersExited
-from raylaunch.core.machine.observe import WorkerExit, WorkersStatus, observe
+from raylaunch.core.machine.observe import observe
+from raylaunch.core.machine.workers_status import WorkerExit, WorkersStatus
 from raylaunch.core.newtypes import NodeTime, RunTime
 from raylaunch.node.supervisor import process_failure
 from raylaunch.node.supervisor.process_failure import OomKills
