@@ -231,7 +231,7 @@ core.machine.events_and_actions:Launch
 worker.state.elastic_state:State.commit | what a script calls
 worker.state.elastic_state:CommitSchedule.is_due | whether a commit is due
 worker.state.snapshots.snapshot:Snapshot | what is committed, by tensors
-worker.state.rank_commits:RankCommits.snapshot | the commits of a rank
+worker.state.rank_commits:RankCommits.write | the commits of a rank
 worker.state.shared_tensors:find | which tensors are equal on all ranks
 worker.state.commit_agreement:CommitAgreement | what the ranks agree on in their TCPStore
 worker.heartbeats.heartbeat_writer:HeartbeatWriter.record_committed | shows the commit on the shared page

@@ -401,7 +401,7 @@ class State:
         self._rank.begin(writer)
         proposal = self._rank.wait_for_all(completed, is_last=is_last)
         began = perf_counter()
-        found = self._rank.snapshot(self._objects, self._collect())
+        found = self._rank.snapshots.take(self._objects, self._collect(), self._rank.number)
         copies = self._rank.write(found, to_disk=proposal.to_disk)
         self._schedule.committed(completed, proposal.interval, proposal.light_interval)
         seconds = perf_counter() - began

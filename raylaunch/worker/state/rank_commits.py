@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -22,9 +21,8 @@ from raylaunch.worker.state.commit_agreement import CommitAgreement, CopyRounds,
 from raylaunch.worker.state.device_copies import DeviceCopies
 from raylaunch.worker.state.rank_buffers import RankBuffers
 from raylaunch.worker.state.rank_restore import RankPlace, RankRestore
-from raylaunch.worker.state.shared_tensors import Digest, IsShared
-from raylaunch.worker.state.snapshots.snapshot import OBJECT, Snapshot
-from raylaunch.worker.state.snapshots.snapshot_cache import SnapshotCache
+from raylaunch.worker.state.rank_snapshots import RankSnapshots
+from raylaunch.worker.state.snapshots.snapshot import Snapshot
 
 
 class _StayingProcess(Protocol):
@@ -78,12 +76,6 @@ class RankCommits:
         self._has_first = False
         #: Whether there is memory for light commits.
         self._has_room = True
-        #: Whether the ranks of a node divide among them what is equal on all ranks. If it has one rank, that has all.
-        self._shares = False
-        self._digest: Digest | None = None
-        self._digest_value = 0
-        #: Takes the snapshots of light commits, with what is known from the last whole one.
-        self._snapshots = SnapshotCache([], {})
         self._rounds: DurableRounds | None = None
         self._token = 0
 
@@ -149,7 +141,8 @@ class RankCommits:
                 self._folder.claim(self)
             self._rounds = DurableRounds(self._folder, place.rank, place.local_rank, monotonic())
         self._is_begun = True
-        self._shares = has_agent and place.world_size > 1  # the same on all ranks
+        does_share = has_agent and place.world_size > 1  # the same on all ranks
+        self.snapshots = RankSnapshots(place.rank, self.agreement, does_share=does_share)
 
     @property
     def token(self) -> int:
@@ -165,8 +158,8 @@ class RankCommits:
         after it.
         """
         proposal = self.agreement.wait(self.number)
-        if self._shares and not self.agreement.had_same_digest(self.number):
-            self._share_no_more(self.buffers.drop_newest())
+        if not self.snapshots.were_equal(self.number) and (dropped := self.buffers.drop_newest()) is not None:
+            self.copies.drop(dropped, self.agreement)
         if self.number == 0:
             # What is restored may have lost its second host, so the first commit is copied at once.
             proposal = replace(proposal, interval=self.to_restore.interval, is_kept=self.copies.kept is not None)
@@ -179,43 +172,16 @@ class RankCommits:
             self._rounds.began(monotonic(), to_disk=proposal.to_disk)
         return proposal
 
-    def snapshot(self, objects: Mapping[str, Any], items: dict[str, Any]) -> Snapshot:
-        """Take the items of the next commit, among them the states of these objects.
-
-        Before the first commit this waits for all ranks, to see whether they have equal tensors to share.
-        """
-        of_world, shared = self._divided(objects)
-        self._snapshots = SnapshotCache(of_world, shared)
-        found = Snapshot(items, of_world, shared)
-        self._digest = None
-        if self._shares:
-            is_first = self.number == 1
-            if not is_first or found.shared_bytes >= shared_tensors.LEAST_SHARED_BYTES:
-                self._digest = Digest(found.shared, self.number, is_full=is_first)
-            if is_first and not self.agreement.is_same("tensors", self._digest.value() if self._digest else 0):
-                self._share_no_more()
-            self._shares = self._shares and self._digest is not None
-        if not self._shares and found.shared:
-            self._digest, found = None, Snapshot(items, of_world)
-        return found
-
     def write(self, found: Snapshot, *, to_disk: bool) -> DeviceCopies:
         """Write that snapshot into a buffer. Raises as `RankBuffers.write`."""
-        moves = self._digest.moves() if self._digest is not None else ()
-        return self.buffers.write(found, to_disk=to_disk, moves=moves)
-
-    def _divided(self, objects: Mapping[str, Any]) -> tuple[list[str], dict[str, IsShared]]:
-        """Return the names of the items that all ranks have together, and which tensors of an item are equal."""
-        of_world = [OBJECT + name for name, one in objects.items() if _is_of_world(one)]
-        shared = shared_tensors.find(objects) if self._shares else {}
-        return of_world, {OBJECT + name: is_shared for name, is_shared in shared.items()}
+        return self.buffers.write(found, to_disk=to_disk, moves=self.snapshots.moves())
 
     def commit_light(self, items: dict[str, Any], completed: int, interval: int) -> bool:
         """Commit what is not equal on all ranks, after `completed` steps. Return False if that is of no use.
 
         The last whole commit tells what is equal. `interval`: from one whole commit to the next, in steps.
         """
-        found = self._snapshots.take(items)
+        found = self.snapshots.take_light(items)
         if found.shared_bytes < shared_tensors.LEAST_SHARED_BYTES or found.has_dtensors:
             return False
         is_made = False
@@ -230,20 +196,7 @@ class RankCommits:
     @property
     def makes_light(self) -> bool:
         """Whether a light commit can be of use: survivors have what it lacks, and all ranks have a whole commit."""
-        return bool(survivors) and self._has_first and self._shares and self._has_room
-
-    def _share_no_more(self, dropped: Commit | None = None) -> None:
-        """Let each rank copy all of its tensors from now on, since tensors that should be equal are not."""
-        self._shares = False
-        if dropped is not None:
-            self.copies.drop(dropped, self.agreement)
-        if self._place.rank == 0:
-            print(
-                "raylaunch: parameters that DistributedDataParallel keeps equal, or their optimizer's state, differ "
-                "between the ranks; each rank commits its own, which takes more time and memory",
-                file=sys.stderr,
-                flush=True,
-            )
+        return bool(survivors) and self._has_first and self.snapshots.does_share and self._has_room
 
     def wait_for_copy(self, writer: HeartbeatWriter, completed: int) -> None:
         """Wait until the last commit is copied, before a node goes. If copies fail, soon give up, with a message."""
@@ -276,12 +229,11 @@ class RankCommits:
             self._rounds.tell(self.buffers, monotonic())
             to_disk = self._rounds.is_due(self.buffers, monotonic())
         is_kept = self._place.rank == 0 and not to_disk and self.copies.is_next_due(writer, self.agreement)
-        self.agreement.announce(number, Proposal(intervals[0], to_disk, is_kept, intervals[1]), self._digest_value)
+        self.agreement.announce(number, Proposal(intervals[0], to_disk, is_kept, intervals[1]), self.snapshots.digest)
 
     def identify(self, completed: int, found: Snapshot) -> HeldCommit:
         """Return the name of the commit after `completed` steps, whose tensors are copied."""
-        self._digest_value = self._digest.value() if self._digest is not None else 0
-        return replace(self._named(completed, found), digest=self._digest_value)
+        return replace(self._named(completed, found), digest=self.snapshots.find_digest())
 
     def _named(self, completed: int, found: Snapshot) -> HeldCommit:
         return HeldCommit(
@@ -311,11 +263,6 @@ def _place() -> RankPlace:
 def _live(commit: Commit) -> dict[int, Any]:
     """Return the tensors of a light commit that this process has, by their places."""
     return {place: tensor for each in survivors for place, tensor in each.live(commit).items()}
-
-
-def _is_of_world(found: Any) -> bool:
-    """Return whether all ranks have the object's state together: it is a module or an optimizer."""
-    return isinstance(found, getattr(sys.modules.get("torch.nn"), "Module", ())) or hasattr(found, "param_groups")
 
 
 def refuse_survivors() -> None:

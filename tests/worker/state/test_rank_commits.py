@@ -11,6 +11,7 @@ from raylaunch.core.machine.commits import Commit
 from raylaunch.worker.state import rank_commits
 from raylaunch.worker.state.commit_agreement import Proposal
 from raylaunch.worker.state.rank_commits import RankCommits
+from raylaunch.worker.state.rank_snapshots import RankSnapshots
 
 
 class Writer:
@@ -41,13 +42,14 @@ def commits(monkeypatch: pytest.MonkeyPatch) -> Any:
     found: Any = RankCommits(None)
     found.copies = SimpleNamespace(kept=None)
     found.to_restore = SimpleNamespace(interval=1)
+    found.snapshots = RankSnapshots(0, found, does_share=False)
     return found
 
 
 def test_the_digest_is_copied_from_its_device_with_the_commit(commits):
     commits.buffers = SimpleNamespace(write=lambda found, *, to_disk, moves: (found, to_disk, [*moves]))
     assert commits.write("found", to_disk=True) == ("found", True, [])
-    vars(commits)["_digest"] = SimpleNamespace(moves=lambda: ["pair"])
+    vars(commits.snapshots)["_comparison"] = SimpleNamespace(moves=lambda: ["pair"])
     assert commits.write("found", to_disk=False) == ("found", False, ["pair"])
 
 
@@ -104,3 +106,17 @@ def test_the_first_commit_is_copied_at_once_if_what_is_restored_may_have_lost_it
     commits.agreement = SimpleNamespace(wait=lambda _: Proposal())
     assert [commits.wait_for_all(step).is_kept for step in (5, 6)] == [kept is not None, False]
     assert begun == ([Commit(2, 5)] if kept else [])
+
+
+def test_a_commit_whose_shared_tensors_differ_is_dropped_and_not_copied(commits):
+    dropped = []
+    commits.agreement = SimpleNamespace(wait=lambda _: Proposal(), had_same_digest=lambda number: number != 1)
+    commits.snapshots = RankSnapshots(1, commits.agreement, does_share=True)
+    commits.buffers = SimpleNamespace(drop_newest=lambda: Commit(1, 5))
+    commits.copies = SimpleNamespace(kept=None, drop=lambda commit, _: dropped.append(commit))
+    commits.wait_for_all(5)
+    assert dropped == []
+    commits.wait_for_all(6)
+    assert dropped == [Commit(1, 5)]
+    commits.wait_for_all(7)
+    assert dropped == [Commit(1, 5)]
