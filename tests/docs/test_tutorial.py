@@ -31,12 +31,17 @@ sys.exit(main())
 """
 
 
+#: In place of the sleep of each step: the first attempt waits at its 60th until a rank is killed.
+WAITS = 'time.sleep(1000 if step == 60 and __import__("os").environ["TORCHELASTIC_RESTART_COUNT"] == "0" else 0)'
+
+
 @pytest.mark.parametrize(("name", "script"), SCRIPTS, ids=[name for name, _ in SCRIPTS])
 def test_a_script_of_the_tutorial_survives_a_kill(
     warm_torch: WarmPython, tmp_path: Path, name: str, script: str
 ) -> None:
-    """The one with `State` goes on; the other one begins anew. Both print the losses of the page."""
-    (tmp_path / name).write_text(script.replace("sleep(0.05)", "sleep(0.01)"))
+    """The one with `State` goes on; the other one begins anew. Both print the losses of the page, up to step 100."""
+    assert (script.count("time.sleep(0.05)"), script.count("300)")) == (1, 1)
+    (tmp_path / name).write_text(script.replace("time.sleep(0.05)", WAITS).replace("300)", "101)"))
     (words,) = re.findall(r"^    raylaunch (--standalone .*) train\.py$", PAGE, re.MULTILINE)
     env = os.environ | {WARM_TORCH: str(warm_torch.executable())}
     with (tmp_path / "said").open("w") as file:

@@ -17,7 +17,8 @@ from raylaunch.node.forkserver.server import DeferredSignals, WorkerTable
 from raylaunch.node.linux import processes
 from raylaunch.node.protocol.node_goal import SignalWorkers, StopWorkers
 from tests.node.harness import SECONDS, MessagePipe, Node, basic_env, running, send_signal, until
-from tests.private_cluster import free_ports
+from tests.private_cluster import WARM_TORCH, free_ports
+from tests.warm_python import WarmPython
 
 pytestmark = pytest.mark.timeout(300)
 RETURN_SECONDS = 3.0
@@ -357,9 +358,11 @@ def named(node: Node, name: str) -> list[int]:
     return found
 
 
-def test_the_file_timer_kills_a_worker_that_takes_too_long(tmp_path: Path, mark: str, pipe: MessagePipe) -> None:
+def test_the_file_timer_kills_a_worker_that_takes_too_long(
+    warm_torch: WarmPython, tmp_path: Path, mark: str, pipe: MessagePipe
+) -> None:
     """As under torchrun with TORCHELASTIC_ENABLE_FILE_TIMER=1. Other workers live, and no named pipe is left."""
-    env = basic_env(mark) | {"TORCHELASTIC_ENABLE_FILE_TIMER": "1"}
+    env = basic_env(mark) | {"TORCHELASTIC_ENABLE_FILE_TIMER": "1", WARM_TORCH: str(warm_torch.executable())}
     with running(env=env, preload=("torch.distributed.elastic.timer",)) as node:
         timer_pipe = Path(node.supervisor.spec.env["TORCHELASTIC_TIMER_FILE"])
         node.use_for_test(tmp_path, mark, pipe)
