@@ -97,6 +97,8 @@ class Chaos:
     def _second(self, first: Fault, struck: Host) -> tuple[Fault, Host] | None:
         """Both befall one host only where that is still there after the first."""
         on_top = [fault for _, fault in self._faults if not fault.planned and not fault.harmless]
+        if not on_top:
+            return None
         fault = self._choose(on_top, {first.name})
         both = first.anywhere and fault.anywhere
         hosts = [host for host in self._hosts_for(fault) if both or host is not struck]
