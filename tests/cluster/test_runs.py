@@ -26,7 +26,9 @@ def test_survives_kills(launcher):
 
     Played again, the events give the same actions.
     """
-    dies = "if attempt < 2 and rank == attempt: os.kill(os.getpid(), 9)\ndist.barrier()\ndist.destroy_process_group()"
+    # Not before all have printed: they are stopped at once when one dies.
+    dies = "dist.barrier()\nif attempt < 2 and rank == attempt: os.kill(os.getpid(), 9)\n"
+    dies += "dist.barrier()\ndist.destroy_process_group()"
     script = launcher.script(ALL_REDUCE + dies)
     run = launcher.run(entrypoint={"script": script}, nproc_per_node=1, max_restarts=2, warm=False)
     assert run.code == 0, run.err
