@@ -7,7 +7,8 @@ import re
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -162,17 +163,30 @@ def modules() -> list[Path]:
     return [path for path in files() if path.stem not in ("__init__", "__main__")]
 
 
+@cache
+def nodes(path: Path) -> Sequence[ast.AST]:
+    """Return all nodes of a file, the module first. It is parsed once, since all files take a second of CPU."""
+    return tuple(ast.walk(ast.parse(path.read_text())))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forget_nodes() -> Iterator[None]:
+    """A million of them would make garbage collections slow in the tests of other modules."""
+    yield
+    nodes.cache_clear()
+
+
 def definitions(*kinds: type[ast.AST]) -> Iterator[tuple[Path, ast.AST]]:
     """Yield all nodes of these kinds in the program, each with its file."""
     for path in files():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             if isinstance(node, kinds):
                 yield path, node
 
 
 def docstring(path: Path) -> str:
     """Return the docstring of a module or package; "" if it has none."""
-    return ast.get_docstring(ast.parse(path.read_text())) or ""
+    return ast.get_docstring(nodes(path)[0]) or ""
 
 
 def several(places: dict[str, list[str]]) -> dict[str, list[str]]:
@@ -231,7 +245,7 @@ def test_functions_are_short():
 def public_names(path: Path) -> set[str]:
     """Return what a module defines for others."""
     found = set()
-    for node in ast.parse(path.read_text()).body:
+    for node in nodes(path)[0].body:
         match node:
             case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AnnAssign(target=ast.Name(id=name)):
                 found.add(name)
@@ -322,7 +336,7 @@ def test_prose_has_no_words_over_which_readers_stumble():
 def capabilities_of(path: Path) -> set[str]:
     """Return the capabilities that a module imports."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("raylaunch."):
             source = (node.module or "").removeprefix("raylaunch.")
             found |= {
@@ -371,11 +385,8 @@ def names_in(node: ast.AST) -> list[str]:
 
 def foreign_private_names(path: Path) -> Iterator[str]:
     """Yield the private names of other projects that a file uses, except in its docstrings."""
-    tree = ast.parse(path.read_text())
-    docs = {
-        node.value for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-    }
-    for node in ast.walk(tree):
+    docs = {node.value for node in nodes(path) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)}
+    for node in nodes(path):
         for name in names_in(node) if node not in docs else ():
             if name.startswith("_") and not name.endswith("__") and name not in PUBLIC:
                 yield f"{shown(path)}:{node.lineno} {name}"
