@@ -20,6 +20,8 @@ from tools.chaos.network_faults import cut_one_way, flood
 Kinds = tuple[str, ...]
 _NO_EVENT = ()
 _KILL_STORE = "kill -9 of a store"
+_HELD_SECONDS = 61.0
+"""A node that is released keeps for a minute what the next world may need (docs/state.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +154,13 @@ def _replace(job: Job, host: Host) -> None:
 
 
 def _replace_drained(job: Job, host: Host) -> None:
-    wait_for(lambda: not job.agents(host), 20)
-    _replace(job, host)
+    """As autoscalers do: another host comes, and this one goes when nothing of the run is left there.
+
+    What is left may be parts of a commit, for the case that nobody could take a copy.
+    """
+    job.hosts.add(wait=False)
+    wait_for(lambda: not job.agents(host) and not job.processes(host), _HELD_SECONDS)
+    job.hosts.remove(host)
 
 
 def _heal(job: Job, host: Host) -> None:
