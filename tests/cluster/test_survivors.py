@@ -167,9 +167,9 @@ def test_survivors_are_the_same_processes_with_the_same_objects(alone_with_torch
         for rank in range(4):
             files = [f"rank-{rank // 2 * 2}", f"rank-{rank // 2 * 2 + 1}"]
             assert seen[attempt, rank][5:] == [seen[1, rank][5], files]
-    one, two, *three, four = re.findall(r"(\d) of 4 workers stayed", err)
-    assert (one, two, four) == ("3", "2", "2")
-    assert "".join(three) in "123"  # two were started for the attempt before, and may not have come to their function
+    # Attempt 3 may break before it runs. Two were started for it, and may stay in attempt 4 before they are in the function.
+    stayed = "".join(re.findall(r"(\d) of 4 workers stayed", err))
+    assert re.fullmatch("3 2? [123]? 2", stayed, re.VERBOSE), err
 
 
 def facts(folder: Path, attempt: int, rank: int) -> list[Any]:
