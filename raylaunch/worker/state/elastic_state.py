@@ -17,8 +17,7 @@ from raylaunch.worker.heartbeats.heartbeat_writer import HeartbeatWriter, comple
 from raylaunch.worker.state import rank_commits
 from raylaunch.worker.state.checkpoints.durable_folder import DurableFolder
 from raylaunch.worker.state.device_copies import DeviceCopies
-from raylaunch.worker.state.rank_commits import RankCommits
-from raylaunch.worker.state.rank_restore import RankRestore
+from raylaunch.worker.state.rank_commits import RankCommits, RankRestore
 from raylaunch.worker.state.snapshots import random_states
 from raylaunch.worker.state.snapshots.restored import Restored
 from raylaunch.worker.state.snapshots.snapshot import OBJECT, Snapshot

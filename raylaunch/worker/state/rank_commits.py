@@ -1,28 +1,37 @@
-"""The commits of one rank in one attempt: where they are written, and what the ranks agree on."""
+"""The commits of one rank in one attempt: what it takes, where that is written, what the ranks agree on and restore."""
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import sys
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from time import monotonic, sleep
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from raylaunch.core.machine.commits import Commit, HeldCommit
 from raylaunch.worker.heartbeats import heartbeat_writer, shared_page
 from raylaunch.worker.heartbeats.heartbeat_writer import HeartbeatWriter
 from raylaunch.worker.state import buffer_client, commit_agreement, shared_tensors
+from raylaunch.worker.state.checkpoints import checksums
 from raylaunch.worker.state.checkpoints.durable_folder import DurableFolder
 from raylaunch.worker.state.checkpoints.durable_rounds import DurableRounds
 from raylaunch.worker.state.commit_agreement import CommitAgreement, CopyRounds, Proposal
+from raylaunch.worker.state.commit_buffer import CommitBuffer
 from raylaunch.worker.state.device_copies import DeviceCopies
 from raylaunch.worker.state.rank_buffers import RankBuffers
-from raylaunch.worker.state.rank_restore import RankPlace, RankRestore
-from raylaunch.worker.state.rank_snapshots import RankSnapshots
-from raylaunch.worker.state.snapshots.snapshot import Snapshot
+from raylaunch.worker.state.shared_tensors import Digest, IsShared
+from raylaunch.worker.state.snapshots import random_states, restored
+from raylaunch.worker.state.snapshots.restored import Restored
+from raylaunch.worker.state.snapshots.snapshot import OBJECT, Snapshot
+from raylaunch.worker.state.snapshots.snapshot_cache import SnapshotCache
+
+if TYPE_CHECKING:
+    from raylaunch.worker.state.checkpoints.resharded import Resharded
 
 
 class _StayingProcess(Protocol):
@@ -61,6 +70,218 @@ def leave_if_ordered() -> None:
 _COPY_SECONDS, _FIRST_COPY_SECONDS = 60.0, 10.0
 """How long the last commit before a planned change may take to be copied, if others were copied before, or none was."""
 _POLL_SECONDS = 0.002
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPlace:
+    """The place of a rank in the world of an attempt."""
+
+    attempt: int
+    rank: int
+    world_size: int
+    local_rank: int
+    sharers: range
+    """The ranks of its node."""
+    nodes: int
+
+
+class RankRestore:
+    """What this rank restores in this attempt."""
+
+    def __init__(
+        self,
+        place: RankPlace,
+        chosen: Commit | None,
+        old_size: int,
+        buffers: RankBuffers,
+        agreement: CommitAgreement,
+        folder: DurableFolder | None,
+        live: Callable[[Commit], dict[int, Any]],
+    ) -> None:
+        """`chosen`: the commit that the ranks have chosen, which a world of `old_size` ranks has made.
+
+        `live`: returns the tensors of a light commit that this process has.
+        """
+        self._place = place
+        self._chosen = chosen
+        self._old_size = old_size
+        self._buffers = buffers
+        self._agreement = agreement
+        self._folder = folder
+        self._live = live
+        #: How many steps were completed in what was restored.
+        self.steps = 0
+        #: After how many steps the next commit was to follow there. It is the same on all ranks.
+        self.interval = 1
+
+    @property
+    def is_forgotten(self) -> bool:
+        """Whether there is a commit to restore, and nothing was restored."""
+        return self._chosen is not None and not self.steps
+
+    def read(self, tensors: list[Any]) -> Restored | Resharded | None:
+        """Return what to restore, for objects that have these parameters; None: there is nothing.
+
+        Raises ValueError where it cannot be restored, and OSError where the folder on disk cannot be read.
+        """
+        if self._chosen is None:
+            return self._read_disk(tensors)
+        self.steps = self._chosen.steps
+        rank = self._place.rank % self._old_size
+        buffer = self._part(rank)
+        self.interval = buffer.header.interval
+        held = buffer.header.held()
+        live = self._live(self._chosen)
+        if held is not None and held.light:
+            return Restored(buffer, (), [self._part(buffer_client.WHOLE_PART)], live)
+        sharing = {one: self._part(one) for one in (held.sharing if held is not None else ())}
+        found = Restored(buffer, restored.meshes_of(tensors), sharing.values(), live)
+        if self._old_size == self._place.world_size or not found.has_dtensors:
+            return found
+        if held is None or not held.replicated:
+            sharing = {one: self._part(one) for one in range(self._old_size)}
+        return cast("Resharded", _resharded().of_parts(sharing | {rank: buffer}, rank, tensors))
+
+    def _read_disk(self, tensors: list[Any]) -> Resharded | None:
+        if self._folder is None:
+            return None
+        path = self._newest_intact(self._folder)
+        if not path:
+            return None
+        self._folder.refuse_strangers(path)
+        found, record = _resharded().of_checkpoint(path, self._place.rank, tensors)
+        self._old_size, self.steps = record.held.world_size, record.held.commit.steps
+        return cast("Resharded", found)
+
+    def _newest_intact(self, folder: DurableFolder) -> str:
+        """Return the path of the newest checkpoint that is complete and not damaged; "": there is none.
+
+        Each rank looks at some of its files.
+        """
+        found = json.loads(self._agreement.agree("checkpoints", lambda: json.dumps(folder.checkpoints())))
+        passed_over = []
+        for name, is_complete in found:
+            path = os.path.join(folder.path, name)
+            if is_complete and self._is_intact(path):
+                break
+            passed_over.append(name)
+        else:
+            path = ""
+        if passed_over and self._place.rank == 0:
+            instead = f"restores {os.path.basename(path)}" if path else "begins anew"
+            print(
+                f"raylaunch: in {folder.path} these are incomplete or damaged: {', '.join(passed_over)}; `State` "
+                f"{instead}",
+                file=sys.stderr,
+                flush=True,
+            )
+        return path
+
+    def _is_intact(self, path: str) -> bool:
+        damaged = checksums.damaged(path, self._place.rank, self._place.world_size)
+        if damaged:
+            print(f"raylaunch: {path} is damaged: {damaged} is not as it was written", file=sys.stderr, flush=True)
+        name = f"damaged/{os.path.basename(path)}"
+        return self._agreement.is_same(name, int(damaged != ""), "have not read the checkpoint") and not damaged
+
+    def _part(self, rank: int) -> CommitBuffer:
+        found = self._buffers.part_to_restore(rank)
+        if found is None:
+            msg = f"the node does not have the part of rank {rank} of the commit to restore"
+            raise ValueError(msg)
+        return found
+
+    def restore_random(self, states: dict[str, Any]) -> None:
+        """Set the generators to this rank's states, or seed them by another rank's if it had none."""
+        if self._place.rank < self._old_size:
+            random_states.restore(states)
+        else:
+            random_states.seed_from(states, self._place.rank)
+
+
+def _resharded() -> Any:
+    """Return the class `Resharded`, whose module imports torch."""
+    return import_module("raylaunch.worker.state.checkpoints.resharded").Resharded
+
+
+class RankSnapshots:
+    """Takes this rank's snapshots, and compares what is equal with the other ranks by digests."""
+
+    def __init__(self, rank: int, agreement: CommitAgreement, *, does_share: bool) -> None:
+        self._rank = rank
+        self._agreement = agreement
+        #: Whether the ranks of a node divide among them what is equal on all ranks. If it has one rank, that has all.
+        self.does_share = does_share
+        self._comparison: Digest | None = None
+        #: The digest of the last commit whose tensors are copied; 0: there is nothing to compare.
+        self.digest = 0
+        #: Takes the snapshots of light commits, with what is known from the last whole one.
+        self._cache = SnapshotCache([], {})
+
+    def take(self, objects: Mapping[str, Any], items: dict[str, Any], number: int) -> Snapshot:
+        """Take the items of a commit of this number, among them the states of these objects.
+
+        Before the first commit this waits for all ranks, to see whether they have equal tensors to share.
+        """
+        of_world, shared = self._divided(objects)
+        self._cache = SnapshotCache(of_world, shared)
+        found = Snapshot(items, of_world, shared)
+        self._comparison = None
+        if self.does_share:
+            is_first = number == 1
+            if not is_first or found.shared_bytes >= shared_tensors.LEAST_SHARED_BYTES:
+                self._comparison = Digest(found.shared, number, is_full=is_first)
+            if is_first and not self._agreement.is_same("tensors", self.find_digest()):
+                self._share_no_more()
+            self.does_share = self.does_share and self._comparison is not None
+        if not self.does_share and found.shared:
+            self._comparison, found = None, Snapshot(items, of_world)
+        return found
+
+    def take_light(self, items: dict[str, Any]) -> Snapshot:
+        """Take the items of a light commit. The last whole one tells what is equal."""
+        return self._cache.take(items)
+
+    def moves(self) -> Iterable[tuple[Any, Any]]:
+        """Return what `DeviceCopies` is to copy with the snapshot that was taken last: see `Digest.moves`."""
+        return self._comparison.moves() if self._comparison is not None else ()
+
+    def find_digest(self) -> int:
+        """Return the digest of the snapshot that was taken last, whose tensors are copied; 0: none is compared."""
+        self.digest = self._comparison.value() if self._comparison is not None else 0
+        return self.digest
+
+    def were_equal(self, number: int) -> bool:
+        """Return whether what all ranks have shared in this commit, which they all have, was equal.
+
+        If it was not, nothing is shared from now on.
+        """
+        if not self.does_share or self._agreement.had_same_digest(number):
+            return True
+        self._share_no_more()
+        return False
+
+    def _share_no_more(self) -> None:
+        """Let each rank copy all of its tensors from now on, since tensors that should be equal are not."""
+        self.does_share = False
+        if self._rank == 0:
+            print(
+                "raylaunch: parameters that DistributedDataParallel keeps equal, or their optimizer's state, differ "
+                "between the ranks; each rank commits its own, which takes more time and memory",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def _divided(self, objects: Mapping[str, Any]) -> tuple[list[str], dict[str, IsShared]]:
+        """Return the names of the items that all ranks have together, and which tensors of an item are equal."""
+        of_world = [OBJECT + name for name, one in objects.items() if _is_of_world(one)]
+        shared = shared_tensors.find(objects) if self.does_share else {}
+        return of_world, {OBJECT + name: is_shared for name, is_shared in shared.items()}
+
+
+def _is_of_world(found: Any) -> bool:
+    """Return whether all ranks have the object's state together: it is a module or an optimizer."""
+    return isinstance(found, getattr(sys.modules.get("torch.nn"), "Module", ())) or hasattr(found, "param_groups")
 
 
 class RankCommits:

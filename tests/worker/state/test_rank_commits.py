@@ -10,8 +10,7 @@ import pytest
 from raylaunch.core.machine.commits import Commit
 from raylaunch.worker.state import rank_commits
 from raylaunch.worker.state.commit_agreement import Proposal
-from raylaunch.worker.state.rank_commits import RankCommits
-from raylaunch.worker.state.rank_snapshots import RankSnapshots
+from raylaunch.worker.state.rank_commits import RankCommits, RankSnapshots
 
 
 class Writer:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from raylaunch.worker.state.rank_snapshots import RankSnapshots
+from raylaunch.worker.state.rank_commits import RankSnapshots
 
 
 @pytest.mark.parametrize("rank", [0, 1])
