@@ -167,9 +167,10 @@ def test_survivors_are_the_same_processes_with_the_same_objects(alone_with_torch
         for rank in range(4):
             files = [f"rank-{rank // 2 * 2}", f"rank-{rank // 2 * 2 + 1}"]
             assert seen[attempt, rank][5:] == [seen[1, rank][5], files]
-    # Attempt 3 may break before it runs. Two were started for it, and may stay in attempt 4 before they are in the function.
+    # Two were started for attempt 3, and may stay in attempt 4 before they are in the function. On the stand-in for NCCL
+    # nobody waits for others to make a group, and attempt 3 may break before it runs.
     stayed = "".join(re.findall(r"(\d) of 4 workers stayed", err))
-    assert re.fullmatch("3 2? [123]? 2", stayed, re.VERBOSE), err
+    assert re.fullmatch("32?[123]?2" if backend == "fakenccl" else "32[123]?2", stayed), err
 
 
 def facts(folder: Path, attempt: int, rank: int) -> list[Any]:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from raylaunch.node.state.inheritance import KEEP_SECONDS
 from tests import head_storage
 from tests.hosts.host import Host, send
 from tests.hosts.hosts import Hosts, inside
@@ -20,8 +21,6 @@ from tools.chaos.network_faults import cut_one_way, flood
 Kinds = tuple[str, ...]
 _NO_EVENT = ()
 _KILL_STORE = "kill -9 of a store"
-_HELD_SECONDS = 61.0
-"""A node that is released keeps for a minute what the next world may need (docs/state.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,10 +155,10 @@ def _replace(job: Job, host: Host) -> None:
 def _replace_drained(job: Job, host: Host) -> None:
     """As autoscalers do: another host comes, and this one goes when nothing of the run is left there.
 
-    What is left may be parts of a commit, for the case that nobody could take a copy.
+    What is left may be parts of a commit, for the case that nobody could take a copy. They are kept for a minute.
     """
     job.hosts.add(wait=False)
-    wait_for(lambda: not job.agents(host) and not job.processes(host), _HELD_SECONDS)
+    wait_for(lambda: not job.agents(host) and not job.processes(host), KEEP_SECONDS + 1)
     job.hosts.remove(host)
 
 

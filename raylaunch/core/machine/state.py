@@ -110,7 +110,7 @@ class World:
 
     def needs(self, node: NodeId) -> bool:
         """Return whether the next world may need what a node holds."""
-        return not self.has_saved or node in self.nodes - self.copied
+        return not self.has_saved or (node in self.nodes and node not in self.copied)
 
     def staying_in(self, chosen: Iterable[Member]) -> tuple[NodeId, ...]:
         """Return the nodes whose workers can stay in a world of these nodes."""

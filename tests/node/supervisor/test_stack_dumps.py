@@ -124,14 +124,12 @@ def test_all_threads_of_a_rank_that_is_asked_in_full(node: Node, pipe: MessagePi
         "import threading, time\nthreading.Thread(target=lambda: time.sleep(99), daemon=True).start()\n" + SLEEPS,
         nproc=2,
     )
+    until(lambda: len(grouped(request_stacks(node, 1).values(), (0, 1))) == 1, "they do not sleep at one place")
     stacks = request_stacks(node, 1)
     assert stacks[1].text.count("hread 0x") == 2
     assert stacks[0].text.startswith("Stack (most recent call first):\n")
     assert ["in <lambda>" in stacks[rank].text for rank in range(2)] == [False, True]
-    groups = grouped(stacks.values(), (0, 1))
-    while len(groups) > 1:  # one has said its process id, and does not sleep yet
-        groups = grouped(request_stacks(node, 1).values(), (0, 1))
-    ((first, frames),) = [(group.ranks, group.frames) for group in groups]
+    ((first, frames),) = [(group.ranks, group.frames) for group in grouped(stacks.values(), (0, 1))]
     assert (first, "in nap" in " ".join(frames)) == ((0, 1), True)
 
 
