@@ -40,12 +40,14 @@ def tell_that_all_have_ended(lifeline: int) -> None:
         os.write(lifeline, b"x")
 
 
-def remove_folders(folders: Iterable[str], lifeline: int) -> None:
-    """Remove the node's folders at its end, except where the agent or the subreaper has a lock.
+def remove_folders(folders: Iterable[str], lifeline: int, *, is_last: bool) -> None:
+    """Remove the node's folders at its end, except where the agent has a lock.
+
+    `is_last`: the caller is the subreaper, or that is dead; else what the subreaper has a lock on stays, too.
 
     Waits until the agent is gone: what kills the subreaper often kills the agent next, as Ray does where it kills an
     actor. If it lives, it notices the end of the fork server, and closes the socket, but goes on with what it has a
-    lock on. The lock of a dead agent does not count, since its end may take a while.
+    lock on. The locks of a dead process do not count, since its end may take a while.
     """
     poll = select.poll()
     poll.register(lifeline, select.POLLIN)
@@ -53,5 +55,7 @@ def remove_folders(folders: Iterable[str], lifeline: int) -> None:
     from raylaunch.node.linux import scratch  # noqa: PLC0415  # the subreaper stays small
 
     is_dead = bool(happened[0][1] & select.POLLHUP)  # else only its end is shut down
+    locks = ([] if is_last else [""]) + ([] if is_dead else [scratch.AGENT_LOCK])
     for folder in folders:
-        scratch.remove_unless_locked(folder, *([] if is_dead else [os.path.join(folder, scratch.AGENT_LOCK)]))
+        if not any(scratch.is_locked(os.path.join(folder, lock)) for lock in locks):
+            scratch.remove(folder)

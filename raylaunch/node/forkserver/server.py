@@ -99,7 +99,7 @@ def _serve_and_end(
     if is_alone:
         tell_that_all_have_ended(lifeline)
     if is_alone or agent_is_gone(lifeline):  # else the subreaper, once this process has ended
-        remove_folders(folders, lifeline)
+        remove_folders(folders, lifeline, is_last=is_alone)
     return 0
 
 

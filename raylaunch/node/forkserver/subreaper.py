@@ -60,7 +60,7 @@ def main() -> int:
         serves = _wait_for(server, lifeline, store)
         _end_the_rest(lifeline)
         _wait_for_heir(lifeline, store, serves=serves)
-        remove_folders(folders, lifeline)
+        remove_folders(folders, lifeline, is_last=True)
         return 0
     os.close(stored)
     os.setpgid(0, 0)  # a group that loses its last tie to the session is woken by the kernel, with SIGHUP

@@ -55,12 +55,6 @@ def remove(path: str) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
-def remove_unless_locked(path: str, *others: str) -> None:
-    """Remove a folder, unless a process, which will do that, has a lock on it or on one of `others` (flock(2))."""
-    if not any(map(is_locked, (path, *others))):
-        remove(path)
-
-
 def is_locked(path: str) -> bool:
     """Return whether another process has a lock on the folder. False, too, where there is no folder."""
     with locked(path) as is_ours:

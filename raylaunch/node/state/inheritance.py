@@ -10,7 +10,6 @@ memory files it opens by their names in /proc. It then removes the folder, and t
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import socket
@@ -47,11 +46,7 @@ def serve(fds: Mapping[str, int]) -> PartServer | None:
 
 
 def wait_for_heir(fds: Mapping[str, int], seconds: float = KEEP_SECONDS) -> None:
-    """Wait until another agent has taken what is in `fds`, or time is over. Returns at once if that is nothing.
-
-    Then nobody has a lock on the folder any more, not even the agent that was killed: it has the same one, and its end
-    may take a while.
-    """
+    """Wait until another agent has taken what is in `fds`, or time is over. Returns at once if that is nothing."""
     deadline = time.monotonic() + seconds
     folder = fds.get(FOLDER, -1)
     if folder < 0:
@@ -61,4 +56,3 @@ def wait_for_heir(fds: Mapping[str, int], seconds: float = KEEP_SECONDS) -> None
     if any(map(_PART.fullmatch, fds)) or any(files for base, _, files in os.walk(path) if base != path):
         while os.fstat(folder).st_nlink and (time.monotonic() < deadline or scratch.is_locked(lock)):
             time.sleep(_LOOK_SECONDS)
-    fcntl.flock(folder, fcntl.LOCK_UN)

@@ -84,17 +84,6 @@ def test_a_script_may_remove_the_folder_and_make_it_again(folder):
     assert path.exists()
 
 
-def test_what_is_locked_stays_for_the_process_that_has_the_lock(folder):
-    path = write(folder)
-    holder = os.open(folder.root, os.O_RDONLY)
-    fcntl.flock(holder, fcntl.LOCK_SH)
-    scratch.remove_unless_locked(folder.root)
-    assert path.exists()
-    os.close(holder)
-    scratch.remove_unless_locked(folder.root)
-    assert not path.exists()
-
-
 def folder_fds(folder: RamFolder) -> dict[str, int]:
     """Return what the subreaper of an agent that was killed has, if the script has no `State`."""
     fds = {FOLDER: os.dup(folder.hold()), f"{PORT}secret": 0}
@@ -110,16 +99,6 @@ def test_files_are_kept_for_the_next_agent_for_a_while(folder):
     inheritance.wait_for_heir(fds, 0.2)
     assert time.monotonic() - began >= 0.2
     os.close(fds[FOLDER])
-
-
-def test_the_lock_that_the_subreaper_has_in_common_with_an_agent_that_ends_does_not_count(folder):
-    """The agent was killed, but its descriptors are not all closed yet."""
-    fds = {FOLDER: os.dup(folder.hold())}
-    assert scratch.is_locked(folder.root)
-    inheritance.wait_for_heir(fds, 0.0)
-    os.close(fds[FOLDER])
-    scratch.remove_unless_locked(folder.root)
-    assert not os.path.exists(folder.root)
 
 
 def test_memory_of_state_is_kept_without_a_file(folder):
