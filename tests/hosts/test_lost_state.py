@@ -63,6 +63,7 @@ def last_step(run, attempt: int) -> int:
 
 
 def test_training_goes_on_from_the_copies_of_a_lost_host_and_what_had_none_is_said(launcher, hosts):
+    """A spare host takes its place at once: Ray itself takes half a minute to notice that a host is gone."""
     env = {"TORCHINDUCTOR_CACHE_DIR": str(launcher.folder)}
     run = launcher.start(
         KEEPS,
@@ -78,6 +79,8 @@ def test_training_goes_on_from_the_copies_of_a_lost_host_and_what_had_none_is_sa
     run.wait_for(lambda: last_step(run, first) > 24, name="steps")
     member = next(host for host in hosts.hosts[1:] if host.name in hosts_by_rank(run, first))
     hosts.kill(member)
+    run.wait_for(lambda: run.events("NodeLost"), name="the loss to be known")
+    assert hosts.alive(member), "Ray knew it first"
     second = run.wait_for_world(4, after=first)
     assert member.name not in hosts_by_rank(run, second)
     (steps,) = set(first_steps(run, second).values())
@@ -85,6 +88,7 @@ def test_training_goes_on_from_the_copies_of_a_lost_host_and_what_had_none_is_sa
     assert never_two_worlds(run)
     run.stop()
     assert "AssertionError" not in run.err
+    assert "was lost" in run.result["attempts"][first - 1]["why_ended"]
     said = re.findall(r"the state after (\d+) steps is restored from memory; (\d+) more step", run.err)
     assert last_step(run, first) + 1 <= steps + sum(int(lost) for _, lost in said)
     assert {int(after) for after, _ in said} <= {steps}
