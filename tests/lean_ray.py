@@ -60,6 +60,9 @@ def make_dashboard_small() -> None:
 
 
 def make_lean(workers: str) -> None:
+    """From now on what this process starts of Ray is as with this WORKERS."""
+    if not all(PORTS):
+        return
     start, worker = services.start_ray_process, Path(__file__).with_name("ray_worker.py")
 
     def start_ray_process(command: list[str], *args: Any, **options: Any) -> Any:
@@ -88,6 +91,6 @@ if __name__ == "__main__":
     else:
         make_dashboard_small()
     workers = sys.argv.pop(1)
-    if workers and all(PORTS):
+    if workers:
         make_lean(workers)
     scripts.main()

@@ -27,6 +27,7 @@ MARK = "RAYLAUNCH_TEST_MARK"
 BIN = Path(sys.executable).parent
 _HEAD_ID = "f" * 51 + "00000"
 """The id that Ray's node provider for tests gives the head."""
+_HEAD_TYPE = "ray.head.default"
 _FIRST_PORT, _PORT_BLOCKS, _PORT_BLOCK = 20000, 512, 24
 LEAN = ("--no-monitor", "--include-log-monitor=false")
 """Options for `ray start` that save a second each: no autoscaler, and no monitor of Ray's own logs."""
@@ -145,9 +146,9 @@ class Autoscaler:
     idle_seconds: float = 2.0
 
     def config(self, cluster: Cluster, cpus: int) -> Path:
-        """Ray's provider for tests, named by its module: what goes by the name `fake_multinode` needs a file that no wheel has."""
-        module = "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider"
-        provider = {"type": "external", "module": module, "gcs_address": cluster.address}
+        """Write it to the cluster's folder."""
+        provider = {"type": "external", "module": "lean_provider.LeanProvider", "gcs_address": cluster.address}
+        provider["workers"] = str(cluster.folder / WORKERS)
         worker = {"CPU": self.cpus, "object_store_memory": 80000000}
         found = {
             "cluster_name": "test",
@@ -156,10 +157,10 @@ class Autoscaler:
             | {"use_node_id_as_ip": True, "disable_node_updaters": True, "disable_launch_config_check": True}
             | ({"launch_multiple": True, "head_node_id": _HEAD_ID} if self.version == 2 else {}),
             "available_node_types": {
-                "ray.head.default": {"resources": {"CPU": cpus}, "node_config": {}, "max_workers": 0},
+                _HEAD_TYPE: {"resources": {"CPU": cpus}, "node_config": {}, "max_workers": 0},
                 "worker": {"resources": worker, "node_config": {}, "min_workers": 0, "max_workers": self.most},
             },
-            "head_node_type": "ray.head.default",
+            "head_node_type": _HEAD_TYPE,
             "upscaling_speed": 10.0,
             "idle_timeout_minutes": self.idle_seconds / 60,
             **{key: {} for key in ("auth", "docker", "file_mounts")},
@@ -172,13 +173,14 @@ class Autoscaler:
 
     def env(self) -> dict[str, str]:
         """For the head."""
-        found = {"RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1"} | NO_PRESTART
+        found = {"RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1", "PYTHONPATH": str(RAY_START.parent)}
         if self.version == 1:
             return found | {"RAY_enable_autoscaler_v2": "0"}
         return found | {
             "RAY_enable_autoscaler_v2": "1",
             "RAY_CLOUD_INSTANCE_ID": _HEAD_ID,
             "RAY_OVERRIDE_NODE_ID_FOR_TESTING": _HEAD_ID,
+            "RAY_NODE_TYPE_NAME": _HEAD_TYPE,  # else the autoscaler fails if it hears of the raylet before the provider
         }
 
 
@@ -197,9 +199,9 @@ def private_cluster(
 ) -> Iterator[Cluster]:
     """Start a cluster. `dashboard` is needed for `ray job submit`, and needs `ray[default]`.
 
-    `gpus`: logical ones; None: those that Ray finds. `lean`: see `LEAN` and `NO_PRESTART`, and without the dashboard
-    `lean_ray.py`. `storage`: the variables that say where the head keeps its tables; None: in its own memory.
-    `object_store`: its bytes. `imports`: modules that forked workers find imported besides Ray.
+    `gpus`: logical ones; None: those that Ray finds. `lean`, which one with an autoscaler must be: see `LEAN` and
+    `NO_PRESTART`, and without the dashboard `lean_ray.py`. `storage`: the variables that say where the head keeps its
+    tables; None: in its own memory. `object_store`: its bytes. `imports`: modules that forked workers find imported besides Ray.
     """
     cluster = start(
         cpus=cpus,
@@ -255,7 +257,7 @@ def start(
             f"--object-store-memory={object_store}",
             "--disable-usage-stats",
         ),
-        *(LEAN if lean else () if autoscaler is None else LEAN[1:]),
+        *(LEAN[1:] if autoscaler is not None else LEAN if lean else ()),
     ]
     env = cluster.env(**{MARK: mark})
     del env["RAY_ADDRESS"]
@@ -264,7 +266,7 @@ def start(
         env |= autoscaler.env()
     if storage:
         env |= storage
-    _run(cluster, command, env)
+    _run(cluster, command, env, is_forked=autoscaler is None)
     return cluster
 
 
@@ -273,13 +275,16 @@ def _labels(text: str) -> tuple[str, ...]:
     return (f"--labels={text}",) if text else ()
 
 
-def _run(cluster: Cluster, options: list[str], env: dict[str, str], *, forks: bool = True) -> None:
+def _run(
+    cluster: Cluster, options: list[str], env: dict[str, str], *, forks: bool = True, is_forked: bool = True
+) -> None:
+    """`is_forked`: unless it needs what Ray reads from `env` when it is imported."""
     workers = "" if cluster.warm is None else str(cluster.folder / WORKERS) if forks else COLD_WORKERS
     env = env | _PATIENT | (NO_PRESTART if cluster.lean else {})
     command, out = [str(RAY_START), workers, "start", *options], cluster.folder / "start.log"
     process: subprocess.Popen[bytes] | ForkedProcess
     with open(os.devnull) as nothing, out.open("w") as log:
-        if cluster.warm is None or not forks:
+        if cluster.warm is None or not (forks and is_forked):
             process = subprocess.Popen([sys.executable, *command], env=env, stdout=log, stderr=log)
         else:
             files = (nothing, log, log)

@@ -30,7 +30,7 @@ while int(os.environ["WORLD_SIZE"]) < 2:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     """A head with resources for many agents, which need a node each; one more node can be added."""
-    with private_cluster(cpus=4, autoscaler=Autoscaler(cpus=2, most=1)) as found:
+    with private_cluster(cpus=4, lean=True, autoscaler=Autoscaler(cpus=2, most=1)) as found:
         yield found
 
 

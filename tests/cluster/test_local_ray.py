@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.conftest import wait_until
-from tests.private_cluster import MARK, NO_PRESTART, end_marked, marked
+from tests.private_cluster import COLD_WORKERS, MARK, NO_PRESTART, RAY_START, end_marked, marked
 
 pytestmark = [pytest.mark.ray, pytest.mark.own_cluster, pytest.mark.timeout(300)]
 
@@ -30,11 +30,25 @@ def alone(tmp_path):
         end_marked(mark)
 
 
+LEAN = f"""
+import sys
+sys.path.append({str(RAY_START.parent)!r})
+import lean_ray
+sys.path.pop()
+lean_ray.make_lean({COLD_WORKERS!r})
+from raylaunch.cli.main import main
+sys.exit(main())
+"""
+"""`raylaunch`, whose Ray has none of the helpers that each raylet starts. A raylet ends if they have not written their ports
+after 15 s, which is not enough for their imports on a busy machine.
+"""
+
+
 def start(environ, folder: Path, script: str, *overrides: str, **job) -> subprocess.Popen[str]:
     (folder / "train.py").write_text(script)
     job = {"entrypoint": {"script": "train.py"}, "nnodes": 2, "nproc_per_node": 2, "ray": {"address": "local"}} | job
     (folder / "job.yaml").write_text(json.dumps(job))
-    command = [sys.executable, "-m", "raylaunch", "job.yaml", *overrides]
+    command = [sys.executable, "-c", LEAN, "job.yaml", *overrides]
     return subprocess.Popen(command, cwd=folder, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
