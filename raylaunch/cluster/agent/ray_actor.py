@@ -180,16 +180,16 @@ class AgentActor:
     def _without_agent(self) -> Adoption:
         return Adoption(epoch=0, has_begun=self._begun.is_set())
 
-    @ray.method(num_returns=0)  # type: ignore[untyped-decorator]
     async def leave(self, epoch: int) -> None:
-        """End this process and all of the node, unless that driver is not in command any more."""
+        """End this process, unless that driver is not in command any more.
+
+        The subreaper ends the node, and keeps what `State` holds for another agent, unless `close` came before.
+        """
         if self._agent is not None:
             try:
                 self._agent.session.check(epoch)
             except SupersededError:
                 return
-            if not self._agent.session.is_over:
-                await self._agent.close()  # else another agent is to have what `State` holds
         end_this_process()
 
     def _lease_expired(self, loop: asyncio.AbstractEventLoop, spec: AgentSpec) -> None:

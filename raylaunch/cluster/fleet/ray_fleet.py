@@ -63,7 +63,7 @@ _START_SECONDS = 120.0
 _SETUP_SECONDS = 600.0
 """How long it may take, before that, to make a runtime environment on a host (its `setup_timeout_seconds`)."""
 LOOK_SECONDS = 1.0
-_FREE_SECONDS = 2.0
+_END_NODE_SECONDS = 2.0
 """How long an agent may take to end its node, and so free its memory, before it is killed."""
 
 
@@ -245,10 +245,11 @@ class RayAgents:
 
     # What single agents are asked for.
 
-    def end_node(self, node: NodeId) -> None:
-        """Let an agent end all of its node, and so free its memory, for seconds at most."""
+    def end_node(self, node: NodeId, *, frees_memory: bool) -> None:
+        """Let an agent end its node, for seconds at most. Ray, which kills it, would kill the subreaper first."""
         if (actor := self._actors.get(node)) is not None:
-            ray.wait([actor.close.remote(self._epoch)], timeout=_FREE_SECONDS)
+            end = actor.close if frees_memory else actor.leave
+            ray.wait([end.remote(self._epoch)], timeout=_END_NODE_SECONDS)
 
     def logs(self, node: NodeId, asked: LogQuery | LogRead) -> Future[LogAnswer]:
         """Ask the actor, by a call of its own."""
@@ -433,12 +434,11 @@ class RayFleet(FleetBase):
     # Which nodes there are.
 
     def release(self, node: NodeId, *, frees_memory: bool = False) -> None:
-        """Kill the agent, whose fork server then kills its workers, and reserve another slot.
+        """End the agent, or kill it if it does not end itself, and reserve another slot.
 
         `frees_memory`: the agent ends all before; else the subreaper holds it for a minute, for another agent.
         """
-        if frees_memory:
-            self.to_do.put(partial(self.agents.end_node, node))
+        self.to_do.put(partial(self.agents.end_node, node, frees_memory=frees_memory))
         self._lose(node)
 
     def replace(self, gone: AgentLost) -> None:

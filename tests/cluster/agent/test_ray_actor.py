@@ -358,14 +358,13 @@ def test_an_expired_lease_ends_the_process_whose_loop_does_not_answer(monkeypatc
     assert len(raised) == 1
 
 
-def test_the_memory_of_a_node_that_has_ended_is_left_to_the_next_agent(expiring, actor):
-    """A driver that has stood still replaces it: what `State` holds is not freed, as where an agent was killed."""
+def test_the_memory_of_a_node_that_leaves_is_left_to_the_next_agent(expiring, actor):
+    """What `State` holds is not freed, as where an agent was killed."""
 
-    async def leave() -> list[str]:
+    async def leave() -> list[tuple[str, int]]:
         agent = await expiring()
-        await agent.end_node()
         with pytest.raises(ProcessEndError):
             await actor.leave(1)
-        return [name for name, _ in agent.calls]
+        return agent.calls
 
-    assert asyncio.run(leave()) == ["end_node"]
+    assert asyncio.run(leave()) == []

@@ -94,6 +94,9 @@ class Agent:
     async def close(self, _epoch: int | None = None) -> None:
         pass
 
+    async def leave(self, _epoch: int) -> None:
+        os._exit(0)
+
 
 class Freeing(Agent):
     """An agent that takes a while to free its memory, and leaves a file when it has."""
@@ -101,6 +104,11 @@ class Freeing(Agent):
     async def close(self, epoch: int | None = None) -> None:
         await asyncio.sleep(0.5)
         os.close(os.open(f"{FREED}-{os.getpid()}-{epoch}", os.O_CREAT))
+
+    async def leave(self, epoch: int) -> None:
+        await asyncio.sleep(0.5)
+        os.close(os.open(f"{LEFT}-{os.getpid()}-{epoch}", os.O_CREAT))
+        os._exit(0)
 
 
 class Unable(Agent):
@@ -193,9 +201,6 @@ class Kept(Agent):
         self.session.adopt(epoch)
         return found, serialization.dump_report(AgentReport(sent_at=float(os.getpid())))
 
-    async def leave(self, _epoch: int) -> None:
-        os._exit(0)
-
 
 class Obedient(Kept):
     """An agent that returns the attempts of all orders that it has carried out."""
@@ -267,7 +272,8 @@ class Crew:
 
 TOKEN = "0123456789abcdef"
 FREED = f"/tmp/raylaunch-tests-freed-{os.getpid()}"
-"""The beginning of the names of files."""
+LEFT = f"{FREED}-left"
+"""The beginnings of the names of files."""
 UNSTARTED = f"/tmp/raylaunch-tests-unstarted-{os.getpid()}"
 """While this file exists, node-1 of a detached run does not start."""
 
@@ -537,15 +543,15 @@ def _no_files() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_no_files")  # before `crew`, whose end closes agents
 @pytest.mark.parametrize("frees_memory", [False, True])
-def test_an_agent_may_free_its_memory_before_it_is_killed(crew, frees_memory):
-    """Its group is removed after that too: then Ray ends the agent."""
+def test_an_agent_may_free_its_memory_or_leave_it_before_it_is_killed(crew, frees_memory):
+    """Its group is removed after that, too: then Ray ends the agent, and its children first."""
     found = crew("1:2", Freeing)
     found.count(2)
     node = next(node for node in found.up if node != "node-1")
     pid = found.up.pop(node)[1]
     found.fleet.release(node, frees_memory=frees_memory)
     wait_until(lambda: not os.path.exists(f"/proc/{pid}"), 100, "the agent to be gone")
-    assert Path(f"{FREED}-{pid}-0").exists() == frees_memory
+    assert (Path(f"{FREED}-{pid}-0").exists(), Path(f"{LEFT}-{pid}-0").exists()) == (frees_memory, not frees_memory)
 
 
 def test_close_with_an_agent_that_does_not_answer(crew, monkeypatch):
