@@ -30,7 +30,7 @@ def test_survives_kills(launcher):
     dies = "dist.barrier()\nif attempt < 2 and rank == attempt: os.kill(os.getpid(), 9)\n"
     dies += "dist.barrier()\ndist.destroy_process_group()"
     script = launcher.script(ALL_REDUCE + dies)
-    run = launcher.run(entrypoint={"script": script}, nproc_per_node=1, max_restarts=2, warm=False)
+    run = launcher.run(entrypoint={"script": script}, nproc_per_node=1, max_restarts=2)
     assert run.code == 0, run.err
     assert run.out == "sum 2 attempt 0\nsum 2 attempt 1\nsum 2 attempt 2\n"
     for number in (1, 2):  # whoever is heard of first: the one that was killed, or one that lost it
