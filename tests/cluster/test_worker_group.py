@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.conftest import left_in_ray, wait_until
-from tests.private_cluster import MARK, WARM_TORCH, marked, private_cluster
-from tests.warm_command import WarmCommand
+from tests.private_cluster import MARK, WARM_TORCH, marked
 from tests.warm_python import WarmPython
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
@@ -492,7 +491,7 @@ def test_each_rank_reads_its_part_of_a_dataset(launcher):
         ray.data.DataContext.get_current().enable_progress_bars = False
         numbers = ray.data.range(100, override_num_blocks=10)
         found, died = [], os.path.abspath("died")
-        settings = {"placement": "pack", "max_restarts": 1, "cpus_per_worker": 0.1}
+        settings = {"placement": "pack", "max_restarts": 1, "cpus_per_worker": 0.1, "preload": ["ray.data"]}
         with group_of(Reader, 0, datasets={"train": numbers}, **settings) as group:
             found += [group.call("read"), group.call("read"), group.call("read", die=died, retry=True)]
             found.append(group.call("read", raylaunch.scatter(numbers.streaming_split(len(group), equal=True))))
@@ -571,36 +570,6 @@ def test_groups_share_a_placement_group(launcher):
     }
 
 
-GPUS = """
-import json
-import ray, raylaunch
-from ray.util.placement_group import placement_group
-
-class Rank:
-    pass
-
-ray.init(log_to_driver=False, logging_level="ERROR")
-shared = placement_group([{"GPU": 1, "CPU": 1}] * 2)
-settings = {"placement_group": shared, "nproc_per_node": 1, "gpus_per_worker": 0.5, "cpus_per_worker": 0.5}
-settings |= {"backend": "none", "preload": [], "show": "none"}
-with raylaunch.WorkerGroup(Rank, **settings) as trainer, raylaunch.WorkerGroup(Rank, name="other", **settings) as other:
-    print(json.dumps([[place.gpus for place in group.ranks] for group in (trainer, other)]))
-"""
-
-
-@pytest.mark.own_cluster
-def test_groups_share_the_gpus_of_a_placement_group(tmp_path):
-    """`ranks` tells which GPU a rank sees: that of its bundle, of which each group has a half."""
-    (tmp_path / "program.py").write_text(GPUS)
-    with private_cluster(cpus=2, gpus=2, lean=True) as cluster:
-        assert cluster.warm is not None
-        program = WarmCommand(cluster.warm, str(tmp_path / "program.py"), env=cluster.env(), cwd=tmp_path)
-        out, err = program.communicate(200)
-    assert program.returncode == 0, err
-    (line,) = [line for line in out.splitlines() if line.startswith("[[")]  # Ray may print, too
-    assert json.loads(line) in ([[["0"], ["1"]]] * 2, [[["1"], ["0"]]] * 2)
-
-
 KNOWN = """
 class Sleeper(Counter):
     def nap(self, until):
@@ -659,121 +628,82 @@ def test_commands_know_groups_as_runs(launcher, tmp_path):
         program.communicate()
 
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
-
-
-def test_reinforcement_learning_goes_on(launcher, torch_env):
-    """The example gets the same reward where a rank of the policy and an actor of its own are killed."""
-    done = launcher.python(str(EXAMPLES / "rl_catch.py"), "--iterations", "6", "--kill", env=torch_env)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "a rank has died: resuming after iteration 3" in done.stdout
-    first, second = re.findall(r"final reward ([\d.]+)", done.stdout)
-    assert first == second
-
-
-def test_an_adapter_has_the_methods_of_verl(launcher, torch_env):
-    """Its program ends with the same loss where a rank is killed."""
-    done = launcher.python(str(EXAMPLES / "verl_adapter.py"), "--steps", "6", "--kill", env=torch_env)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert len(set(re.findall(r"final loss ([\d.]+)", done.stdout))) == 1
-    assert "restart 1 of 3" in done.stderr
-
-    program = """
-    sys.path.insert(0, os.environ["EXAMPLES"])
-    import cloudpickle, verl_adapter
-    cloudpickle.register_pickle_by_value(verl_adapter)  # the ranks cannot import it
-
-    class Worker(Counter):
-        modes = ["ONE_TO_ALL", "ALL_TO_ALL", "DP_COMPUTE", "RANK_ZERO"]
-        one, many, own, zero = [verl_adapter.register(mode)(lambda self, value: (self.rank, value)) for mode in modes]
-        later = verl_adapter.register("ONE_TO_ALL", blocking=False)(lambda self: self.count)
-
-    ray.init(log_to_driver=False, logging_level="ERROR")
-    pool = verl_adapter.RayResourcePool([2], use_gpu=False, max_colocate_count=2)
-    group = verl_adapter.RayWorkerGroup(pool, verl_adapter.RayClassWithInitArgs(Worker, 1, step=3))
-    found = {
-        "size": group.world_size,
-        "one": group.one([1, 2]),
-        "many": [group.many(["a", "b"]), group.own(value=["a", "b"])],
-        "zero": group.zero("x"),
-        "later": group.later().get(),
-        "all": [group.execute_all_sync("one", ["a", "b"]), group.execute_all_async("one", "ab").get()],
-        "first": [group.execute_rank_zero_sync("add", 2), group.execute_rank_zero_async("add", 2).get()],
-    }
-    group.group.close()
-    pool.remove()
-    print(json.dumps(found))
-    """
-    assert outcome(launcher, program, EXAMPLES=str(EXAMPLES), **torch_env) == {
-        "size": 2,
-        "one": [[0, [1, 2]], [1, [1, 2]]],
-        "many": [[[0, "a"], [1, "b"]]] * 2,
-        "zero": [0, "x"],
-        "later": [1, 1],
-        "all": [[[0, "a"], [1, "b"]], [[0, "ab"], [1, "ab"]]],
-        "first": [7, 13],
-    }
-
-
 CALLERS = """
 ray.init(log_to_driver=False, logging_level="ERROR")
+settings = {"cpus_per_worker": 0.1, "env": {"MARK": os.environ["MARK"]}}
 
-def hold(path, close=False, own=None):
-    group = group_of(Counter, 0, env={"MARK": os.environ["MARK"]}, placement_group=own)
+def hold(kind, own=None):
+    group = group_of(Counter, 0, name=kind.replace(" ", "-"), placement_group=own, **settings)
     stored = group.call("rank_and", "stored", returns="ref")  # an actor of the group's does that
-    with open(path + ".new", "w") as file:
-        json.dump([os.getpid(), group.call("add", 1), own and own.id.hex()], file)
-    if close:
-        group.close()
-    os.rename(path + ".new", path)
+    assert group.call("add", 1) == [1, 1]
+    with open(kind + ".new", "w") as file:
+        json.dump([os.getpid(), own and own.id.hex()], file)
+    os.rename(kind + ".new", kind)
     return group, stored
 
 class Holder:
-    def begin(self, *args):
+    def begin(self, folder, *args):
+        os.chdir(folder)
         self.held = hold(*args)
     def drop(self):
         del self.held
 
-kind, held = os.environ["KIND"], os.path.abspath("held")
-if kind in ("driver", "closed"):
-    group = hold(held, kind == "closed")
-elif kind == "with":
-    with hold(held + ".with")[0]:
-        pass
-    os.rename(held + ".with", held)
-elif kind == "task":
-    waiting = ray.remote(num_cpus=0, max_retries=0)(lambda path: (hold(path), time.sleep(1000))[0]).remote(held)
-else:
-    own = ray.util.placement_group([{"CPU": 2}]) if kind == "actor in a group" else None
-    actor = ray.remote(num_cpus=0)(Holder).remote()
-    ray.get(actor.begin.remote(held, False, own))
-    if kind == "dropped":
-        ray.get(actor.drop.remote())
-sys.stdin.read()
+def task(folder):
+    os.chdir(folder)
+    held = hold("task")
+    time.sleep(1000)
+
+here = os.getcwd()
+mine = hold("driver")
+while not os.path.exists("others"):
+    time.sleep(0.02)
+hold("closed")[0].close()
+with hold("with")[0]:
+    pass
+waiting = ray.remote(num_cpus=0, max_retries=0)(task).remote(here)
+own = ray.util.placement_group([{"CPU": 1}])
+holders = [ray.remote(num_cpus=0)(Holder).remote() for _ in range(3)]
+kinds = ("dropped", None), ("actor", None), ("actor in a group", own)
+ray.get([holder.begin.remote(here, *args) for holder, args in zip(holders, kinds)])
+ray.get(holders[0].drop.remote())
+open("all", "w").close()
 time.sleep(1000)
 """.replace('"MARK"', f'"{MARK}"')
 
 
-@pytest.mark.parametrize("kind", ["closed", "with", "dropped", "driver", "actor", "actor in a group", "task"])
-def test_nothing_is_left_of_a_group(launcher, kind, tmp_path):
+def test_nothing_is_left_of_a_group(launcher, tmp_path):
     """It is closed, or its object is collected, or its caller is killed, whatever that is in Ray. Its program goes on.
 
-    What the caller has reserved stays.
+    What the caller has reserved stays, until its program ends.
     """
     path = tmp_path / "program.py"
     path.write_text(PRELUDE + CALLERS)
     mark = os.urandom(8).hex()
-    program = launcher.command(str(path), env={"KIND": kind, MARK: mark})
+    program = launcher.command(str(path), env={MARK: mark})
+
+    def told(kind: str) -> tuple[int, str]:
+        wait_until(lambda: (tmp_path / kind).exists() or program.poll() is not None, 200, f"the group: {kind}")
+        return json.loads((tmp_path / kind).read_text() or "null")
+
+    def ranks() -> int:
+        return sum("rank" in title(pid) for pid in marked(mark))
+
     try:
-        wait_until(lambda: (tmp_path / "held").exists() or program.poll() is not None, 100, "the group")
-        pid, answer, own = json.loads((tmp_path / "held").read_text())
-        assert answer == [1, 1]
-        if kind not in ("closed", "with", "dropped"):
+        told("driver")
+        its = set(left_in_ray(launcher.cluster))
+        assert ranks() == 2
+        (tmp_path / "others").touch()
+        told("all")
+        callers = {kind: told(kind) for kind in ("actor", "actor in a group", "task")}
+        for pid, _ in callers.values():
             os.kill(pid, signal.SIGKILL)
-        kept = [f"group {own} CREATED"] if own else []
-        wait_until(lambda: left_in_ray(launcher.cluster) == kept, 60, "actors and reservations to be gone")
-        wait_until(lambda: not [each for each in marked(mark) if "rank" in title(each)], 60, "the ranks to be gone")
-        assert (program.poll() is None) is (kind != "driver")
+        kept = its | {f"group {callers['actor in a group'][1]} CREATED"}
+        wait_until(lambda: set(left_in_ray(launcher.cluster)) == kept, 100, "the actors and reservations to be gone")
+        wait_until(lambda: ranks() == 2, 100, "all ranks but those of the program's own group to be gone")
+        assert program.poll() is None
+        program.kill()
+        wait_until(lambda: left_in_ray(launcher.cluster) == [], 100, "the actors and reservations to be gone")
+        wait_until(lambda: ranks() == 0, 100, "all ranks to be gone")
     finally:
         program.kill()
         program.communicate()
