@@ -377,6 +377,8 @@ class _Newest:
         #: The newest that was not decoded yet.
         self._message = interim.ledger if interim is not None else b""
         self.ledger: Ledger | None = None
+        #: The highest generation of a goal that an agent was shown: a ledger has gone out with it.
+        self._generation = 0
         #: Higher than any that anybody has seen.
         self.epoch = interim.epoch if interim is not None else 1
         self.alone = 0.0
@@ -412,10 +414,14 @@ class _Newest:
             raise UnansweredError(f"an agent that may keep the ledger ({listed})")
 
     def _awaits(self, nodes: Iterable[NodeId]) -> bool:
+        """Return whether one of these may keep a newer ledger. Who was a keeper once still has an old one."""
         self._open()
-        return self.ledger is None or not {*self.ledger.slots.up_nodes()}.isdisjoint(nodes)
+        if self.ledger is None or self._kept[1] < self._generation:
+            return True
+        return not {*self.ledger.slots.up_nodes()}.isdisjoint(nodes)
 
     def _take(self, found: Adoption) -> None:
+        self._generation = max(self._generation, found.goal.generation)
         self.epoch, self.alone = max(self.epoch, found.epoch + 1), max(self.alone, found.alone)
         self.saw_end |= found.saw_end
         if found.ledger and found.kept > self._kept:

@@ -14,6 +14,7 @@ from raylaunch.cluster import named_resources
 from raylaunch.cluster.agent.agent_session import Adoption
 from raylaunch.cluster.driver import interim_keeper, succession
 from raylaunch.cluster.driver.succession import UnansweredError, await_ledger
+from raylaunch.node.protocol.node_goal import NodeGoal
 
 FOUND: Any = object()
 SILENT = UnansweredError("node-1")
@@ -132,6 +133,30 @@ def test_an_agent_that_may_keep_the_only_ledger_is_awaited(cluster):
         succession.find("token", 0.0)
     cluster.answers = {"node-1": Adoption(epoch=1), "node-4": ActorDiedError()}
     assert succession.find("token", 0.0) is None
+
+
+def test_an_old_ledger_is_not_taken_for_the_newest_before_its_keepers_have_answered(cluster, monkeypatch):
+    """All nodes that were up by it have answered; but one of them was shown a goal of which it has no ledger."""
+    shown = NodeGoal(generation=9)
+    late = Adoption(epoch=1, kept=(1, 9), ledger=b"new", goal=shown)
+    cluster.answers = {"node-1": Adoption(epoch=1, kept=(1, 2), ledger=b"old", goal=shown), "node-2": None}
+    wait = succession.ray.wait
+
+    def one_after_the_other(asked, **_):
+        ready = wait(asked)
+        cluster.answers["node-2"] = late
+        return ready
+
+    monkeypatch.setattr(succession.ray, "wait", one_after_the_other)
+    slots = SimpleNamespace(up_nodes=lambda: ["node-1"])
+
+    def load(message):
+        return SimpleNamespace(facts=SimpleNamespace(request=message), slots=slots)
+
+    monkeypatch.setattr(succession.ledgers, "load", load)
+    found = succession.find("token", 0.0)
+    assert found is not None
+    assert found.request == b"new"
 
 
 @pytest.mark.parametrize("error", [GetTimeoutError("2 s"), ActorUnavailableError("it", b"0" * 16)])
