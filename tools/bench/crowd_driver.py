@@ -108,6 +108,7 @@ def main() -> None:
     ray.get_actor = lambda name, namespace=None: (
         crowds.handle(name) if name.startswith("node-") else named(name, namespace)
     )
+    ray.put(None)  # Ray then imports pyarrow and pydantic, which it has done in the process of an actor
     print("connected", flush=True)
     if role == "first":
         first(folder, agents)

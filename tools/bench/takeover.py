@@ -194,6 +194,8 @@ def _crowd(cluster: Cluster, folder: Path, size: Size) -> list[dict[str, float]]
             following.stdin.write("\n")
             following.stdin.flush()
             found.append(json.loads(said(following, "{")))
+            if found[-1]["nodes"] != size.agents:
+                raise processes.BenchError("the driver went on with an old ledger")
             present = following
     finally:
         end_marked(mark)
