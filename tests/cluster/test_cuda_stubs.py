@@ -216,7 +216,7 @@ def test_functions_without_gpus_leave_them_alone(stubs, tmp_path):
             dist.all_reduce(torch.ones(1))
             return dist.get_backend()
         if __name__ == "__main__":
-            print(raylaunch.launch(which, nproc_per_node=4, show="none", ray={"address": "none"}))
+            print(raylaunch.launch(which, nproc_per_node=4, show="none", preload=["torch"], ray={"address": "none"}))
     """
     (tmp_path / "main.py").write_text(textwrap.dedent(program))
     command = [sys.executable, "main.py"]

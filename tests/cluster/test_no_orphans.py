@@ -1,6 +1,6 @@
-"""kill -9 of each of our processes in turn: workers, data loaders and other grandchildren go with it.
+"""kill -9 of an agent and of the driver: workers, data loaders and other grandchildren go with it.
 
-Of a worker alone it is shown in tests/node, of a raylet in tests/hosts.
+Of workers, fork servers and subreapers it is shown in tests/node, of a raylet in tests/hosts.
 """
 
 from __future__ import annotations
@@ -40,18 +40,6 @@ def wait_for_attempt(run, attempt):
         100,
         f"attempt {attempt} to be up",
     )
-
-
-def test_fork_server(launcher):
-    """The fork server's workers and their children end with it; another one takes over, and a restart is spent."""
-    run = started(launcher)
-    before = {*run.processes("sleep 12"), *workers(run)}
-    kill(fork_servers(run)[0])
-    wait_for_attempt(run, 2)
-    assert not before & set(marked(run.mark))
-    assert "restart 1 of 3" in (run.run_dir / "events.jsonl").read_text()
-    run.process.send_signal(signal.SIGINT)
-    run.wait()
 
 
 def test_agent(launcher):
