@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from raylaunch.cluster import fleet_api as fleets
 from raylaunch.cluster.agent.link import LinkDown
 from raylaunch.cluster.capability import Capability, DriverPart, DriverPort
-from raylaunch.cluster.driver.executor import Executor, last_attempt, port_in_use
+from raylaunch.cluster.driver.executor import Executor, port_in_use
 from raylaunch.cluster.driver.ledger import DriverLedger, LastDriver
 from raylaunch.cluster.driver.node_registry import AgentLinks, NodeRegistry
 from raylaunch.cluster.driver.observer import Observer, RunRecord
@@ -235,8 +235,8 @@ class Driver:
             self.nodes.told(node, status)
             self._tell_parts(node, NodeStatus(), status)
         self._follow()
-        self._executor.resume({node: agent.goal for node, agent in adopted.items()})
-        attempt = max((last_attempt(agent.goal) for agent in adopted.values()), default=0)
+        goals = {node: agent.goal for node, agent in adopted.items()}
+        self._executor.resume(goals)
         yield DriverReplaced(
             at=self._now(),
             driver=last.driver,
@@ -244,7 +244,7 @@ class Driver:
             state_seconds=last.state_seconds,
             prepare_seconds=asked - last.found_at,
             agents_seconds=time.monotonic() - asked,
-            attempt=attempt,
+            attempt=self._executor.newest_attempt(goals.values()),
         )
         for agent in adopted.values():
             yield from self._adopted(agent)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from raylaunch.cluster.driver.node_registry import NodeRegistry
@@ -123,6 +123,8 @@ class Executor:
         orders = {node: [order for _, order in goal.orders] for node, goal in goals.items()}
         for node, goal in goals.items():
             self.resume_node(node, goal)
+        if self.newest_attempt(goals.values()) > self._machine.attempt:
+            return  # another attempt follows at once
         if isinstance(state, Starting | Running | Saving):
             self._resume_launch(orders)
         if isinstance(state, Saving):
@@ -133,8 +135,6 @@ class Executor:
         world = self._machine.world
         launches = [one for known in orders.values() for one in known if isinstance(one, LaunchWorkers)]
         told = {one.assignment.node: one for one in launches if one.attempt == world.attempt}
-        if any(one.attempt > world.attempt for one in launches):
-            return  # another attempt follows at once
         if not told and world.unfinished <= orders.keys():
             self._launch(Launch(attempt=world.attempt, roster=world.roster, why="", staying=world.staying))
         for part in assign(world.attempt, world.members) if told else ():
@@ -150,15 +150,14 @@ class Executor:
         for _, order in goal.orders:
             if isinstance(order, OpenStore):
                 self._stores.setdefault((node, order.attempt), None)
-        self._stop_rest(node, last_attempt(goal), [order for _, order in goal.orders])
+        self._stop_rest(node, goal)
 
-    def _stop_rest(self, node: NodeId, launched: int, known: Sequence[Order]) -> None:
+    def _stop_rest(self, node: NodeId, goal: NodeGoal) -> None:
         """Stop the newest workers of a node if they should have been told to end, and were not."""
-        state, world = self._machine.state, self._machine.world
+        state, world, launched = self._machine.state, self._machine.world, _last_attempt(goal)
         is_present = launched == world.attempt and node in world.nodes
-        is_told = any(isinstance(order, StopWorkers) and order.attempt == launched for order in known)
         goes_on = launched <= world.attempt and node in world.nodes and isinstance(state, Starting | Running | Saving)
-        if not launched or is_told or goes_on:
+        if not launched or _ends(goal, launched) or goes_on:
             return
         grace, signal = 0.0, SIGTERM
         if is_present and isinstance(state, Stopping):
@@ -188,8 +187,19 @@ class Executor:
         """Return whether a node with this goal was not told what the other nodes of the attempt were."""
         world, state = self._machine.world, self._machine.state
         if not isinstance(state, Starting | Running | Saving) or node not in world.unfinished:
-            return last_attempt(goal) > world.attempt
-        return last_attempt(goal) != world.attempt
+            return _last_attempt(goal) > world.attempt
+        return _last_attempt(goal) != world.attempt or _ends(goal, world.attempt)
+
+    def newest_attempt(self, goals: Collection[NodeGoal]) -> int:
+        """Return the newest attempt of which nodes were told; 0: none.
+
+        Where they were told to end one that goes on by the ledger, the next one was to follow.
+        """
+        state, attempt = self._machine.state, self._machine.attempt
+        newest = max(map(_last_attempt, goals), default=0)
+        if isinstance(state, Starting | Running | Saving) and any(_ends(goal, attempt) for goal in goals):
+            return max(newest, attempt + 1)
+        return newest
 
     def unsaved(self) -> str:
         """Return which ranks had not saved when the time for a checkpoint was over, for a person; `""`: none."""
@@ -265,9 +275,14 @@ class Executor:
             self._order_store(launch.roster[0], launch.attempt + 1)
 
 
-def last_attempt(goal: NodeGoal) -> int:
-    """Return the newest attempt of which a node was told; 0: none."""
+def _last_attempt(goal: NodeGoal) -> int:
+    """Return the newest attempt that a node was told to launch; 0: none."""
     return max((order.attempt for _, order in goal.orders if isinstance(order, LaunchWorkers)), default=0)
+
+
+def _ends(goal: NodeGoal, attempt: int) -> bool:
+    """Return whether a node was told to end the workers of an attempt."""
+    return any(isinstance(order, StopWorkers) and order.attempt == attempt for _, order in goal.orders)
 
 
 class SyncPoint:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from raylaunch.capabilities.hangs.driver import HangWatch
@@ -380,6 +380,7 @@ def takes_over(
 
 @examples(60)
 @given(course=courses, unreached=st.lists(st.sets(st.integers(0, 3)), min_size=30, max_size=30))
+@example(course=[("restart", 1, 0.0, 0)], unreached=[{0}, *[set()] * 4])  # no ledger has that all were told to end
 def test_drivers_that_die_before_they_have_told_all_nodes(course, unreached):
     """There are never two worlds, no restart is spent twice, and the run comes to its end.
 
@@ -526,6 +527,23 @@ def test_a_step_that_was_proposed_to_one_node_only():
     orders, (_, lost) = told_in_part(ProposeCheckpoint, CommitCheckpoint, what=saves)
     assert orders[0] == ("node-2", ProposeCheckpoint(attempt=1, step=lost.step, expected=False))
     assert orders[1:] == [("node-2", lost)]
+
+
+def test_a_node_that_answers_late_was_told_to_end_which_is_in_no_ledger():
+    """It counts as lost."""
+    fleet, deaf = CourseFleet(), DeafFleet()
+    before: SimulatedDriver = driver(fleet, JOB, kind=SimulatedDriver)
+    before._begin()
+    for host in range(2):
+        fleet.join_on(f"host-{host}")
+    settles(before, fleet)
+    ledger = written(before)
+    fleet.send("node-2", StopWorkers(attempt=1, grace=0.0))
+    first, second, last = fleet.adopted()
+    after = takes_over(before, deaf, [first, last, second], ledger)
+    assert set(after.machine.nodes) == {"node-1", "node-2"}
+    after.hear(after.clock, second)
+    assert set(after.machine.nodes) == {"node-1"}
 
 
 GAP_SECONDS = 5.0
