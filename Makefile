@@ -43,7 +43,7 @@ run: install
 # there are CPUs. Those that take longest are first, so that none runs alone at the end. The output of each is shown when
 # it has ended.
 JOBS ?= $(shell expr $$(nproc) + 2)
-PARTS := test-runs test-own-cluster test-agents test-rest test-hosts test-node test-sessions test-worker test-contract test-detached-hosts test-core check
+PARTS := test-runs test-own-cluster test-hosts test-agents test-rest test-node test-sessions test-worker test-contract test-core check
 PYTEST := $(BIN)/python -m pytest -q
 
 .PHONY: install run test $(PARTS) fuzz bench examples smoke profile-restart docs dist chaos compat slurm gpu gpu-bundle clean
@@ -53,17 +53,8 @@ test: install
 	$(BIN)/python -m compileall -q raylaunch tests tools
 	$(MAKE) --no-print-directory --jobs $(JOBS) --output-sync=target $(PARTS)
 
-test-contract test-worker test-node: test-%: install
+test-contract test-worker test-node test-hosts: test-%: install
 	$(PYTEST) tests/$*
-
-# In two parts, each with hosts of its own, since Ray takes a minute to notice that a host is lost.
-DETACHED_HOSTS := $(addprefix tests/hosts/test_,detached.py fast_dir.py survivors.py)
-
-test-detached-hosts: install
-	$(PYTEST) $(DETACHED_HOSTS)
-
-test-hosts: install
-	$(PYTEST) tests/hosts $(addprefix --ignore ,$(DETACHED_HOSTS))
 
 # The tests of tests/cluster in four parts: what two marks say, and whether the file is in a package below, decide.
 WHOLE_RUNS := $(wildcard tests/cluster/test_*.py)

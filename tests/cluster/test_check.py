@@ -12,7 +12,8 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
 
 def check(launcher: Launcher, *words: str) -> subprocess.CompletedProcess[str]:
-    return launcher.python("raylaunch", "check", "--set", "placement=pack", *words)
+    env = launcher.torch_env(["torch"])
+    return launcher.python("raylaunch", "check", "--set", "placement=pack", *words, env=env)
 
 
 def test_what_works_is_verified_and_what_does_not_is_wrong(launcher):
