@@ -27,6 +27,8 @@ from ray.scripts import scripts
 PATIENCE = 150.0
 NOTHING = "import os, select; select.select([os.pidfd_open(os.getppid())], [], [])"
 """It ends with the raylet, which ends if it ends."""
+HELPERS = "--dashboard_agent_command", "--runtime_env_agent_command"
+"""The options of a raylet with the commands of its helpers."""
 PORTS = tuple(
     getattr(_raylet, f"{name}_PORT_NAME", None)
     for name in ("METRICS_AGENT", "METRICS_EXPORT", "DASHBOARD_AGENT_LISTEN", "RUNTIME_ENV_AGENT")
@@ -50,11 +52,16 @@ def make_patient() -> None:
 
 
 def make_dashboard_small() -> None:
+    """Helpers go first besides: a raylet ends if they have not written their ports after 15 s."""
     start = services.start_ray_process
 
     def start_ray_process(command: list[str], *args: Any, **options: Any) -> Any:
         more = ["--modules-to-load=JobHead,NodeHead"] if any(word.endswith("dashboard.py") for word in command) else []
-        return start([*command, *more], *args, **options)
+        return start([*map(first, command), *more], *args, **options)
+
+    def first(word: str) -> str:
+        name, _, value = word.partition("=")
+        return f"{name}=nice -n -15 {value}" if name in HELPERS else word  # for others than root it only complains
 
     services.start_ray_process = start_ray_process
 
@@ -73,7 +80,7 @@ def make_lean(workers: str) -> None:
         if name == "--python_worker_command" and workers != "-":
             executable, _, program, *rest = shlex.split(value)
             return f"{name}={subprocess.list2cmdline([executable, '-IS', str(worker), workers, program, *rest])}"
-        if name in ("--dashboard_agent_command", "--runtime_env_agent_command"):
+        if name in HELPERS:
             node_id, folder = (re.search(rf"--{key}=(\S+)", value)[1] for key in ("node-id", "session-dir"))
             for port in PORTS:
                 _raylet.persist_port(folder, node_id, port, -1)
