@@ -3,7 +3,8 @@
 Every step adds the gradients of the same samples in the same order: each rank computes its share, one sample at a
 time, and all ranks gather all of them. Each process notes every step that it did; see `check_steps.py`.
 
-Asked to by a fault it misbehaves: SIGUSR1 makes it ignore SIGTERM, SIGUSR2 makes it exit with 0 as if it were done.
+Asked to by a fault it misbehaves: SIGUSR1 makes it ignore SIGTERM, SIGUSR2 makes it exit with 0 as if it were done,
+and kills it before its first step.
 """
 
 from __future__ import annotations
@@ -172,6 +173,7 @@ def notes(folder: Path, kind: str) -> FileIO:
 def train(args: argparse.Namespace, trainer: Trainer) -> None:
     with section("start"):
         trainer.load()
+    signal.signal(signal.SIGUSR2, lambda *_: os._exit(0))  # not before: in a section, the others wait without a limit
     with notes(args.folder, "steps") as log, notes(args.folder, "commits") as commits:
         do_steps(args, trainer, log, commits)
     if dist.get_rank() == 0:
@@ -198,7 +200,6 @@ def do_steps(args: argparse.Namespace, trainer: Trainer, log: FileIO, commits: F
 def main() -> None:
     args = parse_args()
     signal.signal(signal.SIGUSR1, lambda *_: signal.signal(signal.SIGTERM, signal.SIG_IGN))
-    signal.signal(signal.SIGUSR2, lambda *_: os._exit(0))
     args.folder.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     with section("start"):  # which takes longer than `hang_timeout` on a busy machine
