@@ -171,9 +171,10 @@ def notes(folder: Path, kind: str) -> FileIO:
 
 
 def train(args: argparse.Namespace, trainer: Trainer) -> None:
+    signal.signal(signal.SIGUSR2, signal.SIG_DFL)  # in a section, the others would wait for it without a limit
     with section("start"):
         trainer.load()
-    signal.signal(signal.SIGUSR2, lambda *_: os._exit(0))  # not before: in a section, the others wait without a limit
+    signal.signal(signal.SIGUSR2, lambda *_: os._exit(0))
     with notes(args.folder, "steps") as log, notes(args.folder, "commits") as commits:
         do_steps(args, trainer, log, commits)
     if dist.get_rank() == 0:
