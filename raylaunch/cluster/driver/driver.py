@@ -244,7 +244,7 @@ class Driver:
             state_seconds=last.state_seconds,
             prepare_seconds=asked - last.found_at,
             agents_seconds=time.monotonic() - asked,
-            attempt=self._executor.newest_attempt(goals.values()),
+            attempt=self._executor.newest_attempt(goals),
         )
         for agent in adopted.values():
             yield from self._adopted(agent)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from raylaunch.cluster.driver.node_registry import NodeRegistry
@@ -123,7 +123,7 @@ class Executor:
         orders = {node: [order for _, order in goal.orders] for node, goal in goals.items()}
         for node, goal in goals.items():
             self.resume_node(node, goal)
-        if self.newest_attempt(goals.values()) > self._machine.attempt:
+        if self.newest_attempt(goals) > self._machine.attempt:
             return  # another attempt follows at once
         if isinstance(state, Starting | Running | Saving):
             self._resume_launch(orders)
@@ -190,15 +190,16 @@ class Executor:
             return _last_attempt(goal) > world.attempt
         return _last_attempt(goal) != world.attempt or _ends(goal, world.attempt)
 
-    def newest_attempt(self, goals: Collection[NodeGoal]) -> int:
+    def newest_attempt(self, goals: Mapping[NodeId, NodeGoal]) -> int:
         """Return the newest attempt of which nodes were told; 0: none.
 
         Where they were told to end one that goes on by the ledger, the next one was to follow.
         """
-        state, attempt = self._machine.state, self._machine.attempt
-        newest = max(map(_last_attempt, goals), default=0)
-        if isinstance(state, Starting | Running | Saving) and any(_ends(goal, attempt) for goal in goals):
-            return max(newest, attempt + 1)
+        state, world = self._machine.state, self._machine.world
+        newest = max(map(_last_attempt, goals.values()), default=0)
+        goes_on = isinstance(state, Starting | Running | Saving)
+        if goes_on and any(_ends(goal, world.attempt) for node, goal in goals.items() if node in world.nodes):
+            return max(newest, world.attempt + 1)
         return newest
 
     def unsaved(self) -> str:
