@@ -39,6 +39,8 @@ class Size:
     times: int = 10
     """Of each way in which a rank fails."""
     hangs: int = 3
+    hang_timeout: float = HANG_TIMEOUT
+    """Seconds. The last attempt, too, must begin in this time."""
     cuts: int = 1
 
 
@@ -130,12 +132,12 @@ def _raylaunch(cluster: Cluster, scratch: Path, size: Size) -> tuple[Found, Foun
 def _hangs(cluster: Cluster, scratch: Path, size: Size) -> Found:
     folder = new_folder(scratch, RAYLAUNCH)
     args = (str(folder), str(size.hangs), "hang")
-    settings = {"max_restarts": size.hangs, "hang_timeout": HANG_TIMEOUT, **_NO_BLAME}
+    settings = {"max_restarts": size.hangs, "hang_timeout": size.hang_timeout, **_NO_BLAME}
     command = launches.raylaunch(cluster, folder, _SCRIPT, *args, workers=2, **settings)
     with launches.started(command, folder, extra=launches.access(cluster)) as launch:
         launch.wait(_SECONDS)
     failures, hung = _failures(folder), launch.log().events(WorkersHung)
-    return {"hang": [at - failures[event.attempt - 1][1] - HANG_TIMEOUT for at, event in hung]}
+    return {"hang": [at - failures[event.attempt - 1][1] - size.hang_timeout for at, event in hung]}
 
 
 def _failures(folder: Path) -> dict[int, tuple[str, float]]:
@@ -194,4 +196,4 @@ def _wait_for(launch: Launch, condition: Callable[[], bool]) -> None:
         raise launch.complaint("what was waited for did not come")
 
 
-BENCH = Bench(measure=measure, full=Size(), smoke=Size(times=1, hangs=1))
+BENCH = Bench(measure=measure, full=Size(), smoke=Size(times=1, hangs=1, hang_timeout=20.0))
