@@ -194,8 +194,8 @@ def _crowd(cluster: Cluster, folder: Path, size: Size) -> list[dict[str, float]]
             following.stdin.write("\n")
             following.stdin.flush()
             found.append(json.loads(said(following, "{")))
-            if found[-1]["nodes"] != size.agents:
-                raise processes.BenchError("the driver went on with an old ledger")
+            if (nodes := found[-1]["nodes"]) != size.agents:
+                raise processes.BenchError(f"the driver went on with {nodes:g} of {size.agents} agents")
             present = following
     finally:
         end_marked(mark)

@@ -235,8 +235,7 @@ class Driver:
             self.nodes.told(node, status)
             self._tell_parts(node, NodeStatus(), status)
         self._follow()
-        goals = {node: agent.goal for node, agent in adopted.items()}
-        self._executor.resume(goals)
+        attempt = self._executor.resume({node: agent.goal for node, agent in adopted.items()})
         yield DriverReplaced(
             at=self._now(),
             driver=last.driver,
@@ -244,7 +243,7 @@ class Driver:
             state_seconds=last.state_seconds,
             prepare_seconds=asked - last.found_at,
             agents_seconds=time.monotonic() - asked,
-            attempt=self._executor.newest_attempt(goals),
+            attempt=attempt,
         )
         for agent in adopted.values():
             yield from self._adopted(agent)

@@ -117,18 +117,25 @@ class Executor:
             case Scale():
                 self._fleet.scale(action.nodes)
 
-    def resume(self, goals: Mapping[NodeId, NodeGoal]) -> None:
-        """Go on after another driver, which has shown nodes these goals. What only some were told, tell all."""
-        state = self._machine.state
+    def resume(self, goals: Mapping[NodeId, NodeGoal]) -> int:
+        """Go on after another driver, which has shown nodes these goals. What only some were told, tell all.
+
+        Returns the newest attempt of which nodes were told; 0: none.
+        """
+        newest = self._newest_attempt(goals)
         orders = {node: [order for _, order in goal.orders] for node, goal in goals.items()}
         for node, goal in goals.items():
             self.resume_node(node, goal)
-        if self.newest_attempt(goals) > self._machine.attempt:
-            return  # another attempt follows at once
-        if isinstance(state, Starting | Running | Saving):
+        if self._goes_on and newest <= self._machine.attempt:  # else another attempt follows at once
             self._resume_launch(orders)
-        if isinstance(state, Saving):
-            self._resume_saving(orders)
+            if isinstance(self._machine.state, Saving):
+                self._resume_saving(orders)
+        return newest
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether the present attempt goes on, and is not being stopped."""
+        return isinstance(self._machine.state, Starting | Running | Saving)
 
     def _resume_launch(self, orders: Mapping[NodeId, Sequence[Order]]) -> None:
         """Tell the rest of the nodes of the present attempt."""
@@ -156,7 +163,7 @@ class Executor:
         """Stop the newest workers of a node if they should have been told to end, and were not."""
         state, world, launched = self._machine.state, self._machine.world, _last_attempt(goal)
         is_present = launched == world.attempt and node in world.nodes
-        goes_on = launched <= world.attempt and node in world.nodes and isinstance(state, Starting | Running | Saving)
+        goes_on = launched <= world.attempt and node in world.nodes and self._goes_on
         if not launched or _ends(goal, launched) or goes_on:
             return
         grace, signal = 0.0, SIGTERM
@@ -185,20 +192,16 @@ class Executor:
 
     def differs(self, node: NodeId, goal: NodeGoal) -> bool:
         """Return whether a node with this goal was not told what the other nodes of the attempt were."""
-        world, state = self._machine.world, self._machine.state
-        if not isinstance(state, Starting | Running | Saving) or node not in world.unfinished:
+        world = self._machine.world
+        if not self._goes_on or node not in world.unfinished:
             return _last_attempt(goal) > world.attempt
         return _last_attempt(goal) != world.attempt or _ends(goal, world.attempt)
 
-    def newest_attempt(self, goals: Mapping[NodeId, NodeGoal]) -> int:
-        """Return the newest attempt of which nodes were told; 0: none.
-
-        Where they were told to end one that goes on by the ledger, the next one was to follow.
-        """
-        state, world = self._machine.state, self._machine.world
+    def _newest_attempt(self, goals: Mapping[NodeId, NodeGoal]) -> int:
+        """Where nodes were told to end an attempt that goes on by the ledger, the next one was to follow."""
+        world = self._machine.world
         newest = max(map(_last_attempt, goals.values()), default=0)
-        goes_on = isinstance(state, Starting | Running | Saving)
-        if goes_on and any(_ends(goal, world.attempt) for node, goal in goals.items() if node in world.nodes):
+        if self._goes_on and any(_ends(goal, world.attempt) for node, goal in goals.items() if node in world.nodes):
             return max(newest, world.attempt + 1)
         return newest
 

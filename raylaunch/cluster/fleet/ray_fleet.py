@@ -64,7 +64,7 @@ _SETUP_SECONDS = 600.0
 """How long it may take, before that, to make a runtime environment on a host (its `setup_timeout_seconds`)."""
 LOOK_SECONDS = 1.0
 _END_NODE_SECONDS = 2.0
-"""How long an agent may take to end its node, and so free its memory, before it is killed."""
+"""How long an agent may take to end its node before it is killed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

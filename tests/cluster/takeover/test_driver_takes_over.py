@@ -436,16 +436,23 @@ def settles(found: SimulatedDriver, fleet: CourseFleet) -> None:
 # What only some nodes were told.
 
 
+def on_two_nodes() -> tuple[SimulatedDriver, CourseFleet]:
+    """Return a driver whose world runs on two nodes, and their fleet."""
+    fleet = CourseFleet()
+    found: SimulatedDriver = driver(fleet, JOB, kind=SimulatedDriver)
+    found._begin()
+    for host in range(2):
+        fleet.join_on(f"host-{host}")
+    settles(found, fleet)
+    return found, fleet
+
+
 def told_in_part(
     *missing: type, what: Callable[[SimulatedDriver, CourseFleet], None] = lambda *_: None, nodes: Sequence[int] = (1,)
 ):
     """Return the orders of a driver that takes over a run on two nodes. `missing`: what some were not told."""
-    fleet, deaf = CourseFleet(), DeafFleet()
-    before: SimulatedDriver = driver(fleet, JOB, kind=SimulatedDriver)
-    before._begin()
-    for host in range(2):
-        fleet.join_on(f"host-{host}")
-    settles(before, fleet)
+    before, fleet = on_two_nodes()
+    deaf = DeafFleet()
     what(before, fleet)
     told = fleet.adopted()
     lost = [order for order in told[1].goal.since(0) if isinstance(order, missing)]
@@ -531,12 +538,8 @@ def test_a_step_that_was_proposed_to_one_node_only():
 
 def test_a_node_that_answers_late_was_told_to_end_which_is_in_no_ledger():
     """It counts as lost."""
-    fleet, deaf = CourseFleet(), DeafFleet()
-    before: SimulatedDriver = driver(fleet, JOB, kind=SimulatedDriver)
-    before._begin()
-    for host in range(2):
-        fleet.join_on(f"host-{host}")
-    settles(before, fleet)
+    before, fleet = on_two_nodes()
+    deaf = DeafFleet()
     ledger = written(before)
     fleet.send("node-2", StopWorkers(attempt=1, grace=0.0))
     first, second, last = fleet.adopted()
