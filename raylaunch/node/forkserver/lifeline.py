@@ -28,9 +28,15 @@ def agent_is_dead(lifeline: int) -> bool:
 
 
 def wait_for_end(lifeline: int) -> None:
-    """Wait until the agent is dead or has shut down its end. Answer each byte: the processes have ended."""
+    """Wait until the agent is dead or has shut down its end. Answer each byte: the processes have ended.
+
+    After a byte the caller may have to outlive the agent, so it goes on in a process that is not the agent's child: Ray
+    kills the children of an actor first, and then the actor.
+    """
     with contextlib.suppress(ConnectionResetError):  # the agent died, and had not read what was sent to it
         while os.read(lifeline, 1):
+            if os.fork():
+                os._exit(0)
             tell_that_all_have_ended(lifeline)
 
 
