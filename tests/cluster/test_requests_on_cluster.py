@@ -171,7 +171,7 @@ def test_a_drain_of_the_only_host_is_refused_and_a_resize_is_not(launcher: Launc
     run = launcher.start(
         env=env, nnodes="1:2", nproc_per_node=1, run_id="one", entrypoint={"script": launcher.script(TRAIN)}
     )
-    wait_until(lambda: [*launcher.folder.glob("runs/*/latest/events.jsonl")], 200, "the run")
+    wait_until(lambda: [*launcher.folder.glob("state/raylaunch/runs/2*.json")], 200, "the run's entry in the registry")
 
     def do(*arguments: str) -> tuple[int, str]:
         process = launcher.command("raylaunch", *arguments, env=env)
