@@ -1,4 +1,5 @@
 # make run: set up and train; make test: set up and prove;
+# make hosts: tests on several hosts, which are network namespaces: as root, with iproute2, and redis-server for Ray's head;
 # make fuzz: draw new cases for all properties (SECONDS=600, SEED=any); make test always draws the same ones;
 # make bench: measure against torchrun and Ray Train (ONLY="restart cold": these alone), which installs what those need;
 # make examples: run each script of examples/ under both launchers, and kill a rank of it (ONLY="digits fsdp2": these),
@@ -43,17 +44,17 @@ run: install
 # there are CPUs. Those that take longest are first, so that none runs alone at the end. The output of each is shown when
 # it has ended.
 JOBS ?= $(shell expr $$(nproc) + 2)
-PARTS := test-runs test-own-cluster test-hosts test-agents test-rest test-node test-sessions test-worker test-contract test-core check
+PARTS := test-runs test-own-cluster test-agents test-rest test-node test-sessions test-worker test-contract test-core check
 PYTEST := $(BIN)/python -m pytest -q
 
-.PHONY: install run test $(PARTS) fuzz bench examples smoke profile-restart docs dist chaos compat slurm gpu gpu-bundle clean
+.PHONY: install run test $(PARTS) hosts fuzz bench examples smoke profile-restart docs dist chaos compat slurm gpu gpu-bundle clean
 
 # Tests start hundreds of interpreters, many of which write no bytecode: they find it here.
 test: install
 	$(BIN)/python -m compileall -q raylaunch tests tools
 	$(MAKE) --no-print-directory --jobs $(JOBS) --output-sync=target $(PARTS)
 
-test-contract test-worker test-node test-hosts: test-%: install
+test-contract test-worker test-node: test-%: install
 	$(PYTEST) tests/$*
 
 # The tests of tests/cluster in four parts: what two marks say, and whether the file is in a package below, decide.
@@ -80,6 +81,9 @@ test-core: install
 
 test-rest: install
 	$(PYTEST) tests $(patsubst %,--ignore tests/%,core worker node cluster contract hosts slurm)
+
+hosts: install
+	$(PYTEST) tests/hosts
 
 check: install
 	$(BIN)/ruff check .
