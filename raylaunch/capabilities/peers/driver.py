@@ -219,7 +219,7 @@ class PeerCheck(DriverPart):
             return  # its workers reach each other
         if check.probe is not None and not check.after_failure:
             ranks = [rank for part in self._parts() for rank in part.ranks]
-            if not all(group.waits for group in grouped(check.probe.stacks, ranks)):
+            if not all(group.waits_for_node for group in grouped(check.probe.stacks, ranks)):
                 return
         if check.found:
             yield PeersUnreachable(at=now, attempt=check.attempt, peers=check.found)

@@ -48,6 +48,8 @@ _IN_COLLECTIVE = re.compile(r"/torch/distributed/(distributed_c10d|rendezvous|ut
 """Innermost frames of workers that only wait for others, even if waiting takes CPU."""
 _IN_COMMIT = "/raylaunch/worker/state/commit_agreement.py:"
 """A frame of workers that wait for other ranks to commit. They look again and again, which takes some CPU."""
+_IN_TRANSFER = re.compile(r"/raylaunch/worker/(\S+ in commit_to_restore$|runtime/files_wait\.py:)")
+"""Frames of workers that wait for what their agent gets from other nodes: parts of a commit, or files."""
 _DATA_LOADER = "/torch/utils/data/"
 
 
@@ -180,6 +182,11 @@ class StackGroup:
     def waits(self) -> bool:
         """Whether they probably wait for other ranks."""
         return in_commit(self.frames) or (bool(self.frames) and bool(_WAITS_FOR_OTHERS.search(self.frames[0])))
+
+    @property
+    def waits_for_node(self) -> bool:
+        """Whether they probably wait for another node: for ranks there, or for what their agent gets from it."""
+        return self.waits or any(map(_IN_TRANSFER.search, self.frames))
 
     @property
     def in_collective(self) -> bool:

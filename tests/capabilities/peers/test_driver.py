@@ -25,6 +25,8 @@ from raylaunch.core.monitoring.heartbeat import Heartbeat, WorkerProgress
 from raylaunch.core.record.journal import replay
 from raylaunch.node.protocol.node_goal import CapabilitySection, DumpStacks
 from raylaunch.node.protocol.node_status import StacksDumped
+from raylaunch.worker.heartbeats.heartbeat_writer import HeartbeatWriter
+from raylaunch.worker.runtime import files_wait
 from tests.fakes import FakeFleet, RunRecorder, driver_port, worker_exit
 
 RESET = WorkerError(type="RuntimeError", message="Connection reset by peer", traceback="")
@@ -198,6 +200,17 @@ def test_hosts_that_are_apart_are_reported_if_all_workers_wait():
         1,
         [("node-1", "node-2"), ("node-2", "node-1")],
     )
+
+
+@pytest.mark.parametrize("function", [HeartbeatWriter.commit_to_restore, files_wait.wait])
+def test_a_worker_for_which_its_agent_gets_something_from_another_host_waits(function):
+    """It may be for ever: the agent tries again and again, and the worker shows that it is alive."""
+    run = Checked("a", "b")
+    run.unreachable = {"node-1": ("node-0",)}
+    code = function.__code__
+    frame = f'  File "{code.co_filename}", line {code.co_firstlineno} in {code.co_name}\n'
+    run.stacks["node-1"] = f"Current thread 0x7f (most recent call first):\n{frame}"
+    assert [type(event) for event in run.events(2 * FORM_SECONDS - 0.1)] == [PeersUnreachable]
 
 
 def test_a_step_during_the_check_ends_it():
