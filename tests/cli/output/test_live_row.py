@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from raylaunch.cli.output.live_row import INTERVAL_SECONDS, MOVED_SECONDS, PARTIAL_SECONDS, LiveRow
@@ -75,12 +75,17 @@ def test_any_output_is_shown_as_without_the_row(pieces):
 
 
 @given(st.lists(PIECES, max_size=5), st.lists(st.integers(0, 400), max_size=30))
+@example(["no newline", BAR], [40])
 def test_output_that_is_cut_anywhere(pieces, cuts):
-    """Also within characters and escape sequences: nothing comes between their parts for a second."""
+    """Also within characters and escape sequences: nothing comes between their parts for a second.
+
+    But not after a carriage return, where what is left of a longer line is erased.
+    """
     data = "".join(pieces).encode()
     shown = Screen()
     shown.draw()
-    for start, end in pairwise(sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})):
+    inner = {cut for cut in cuts if cut < len(data) and data[:cut][-1:] != b"\r"}
+    for start, end in pairwise(sorted({0, len(data), *inner})):
         shown.write(data[start:end])
         shown.draw(0.9 * PARTIAL_SECONDS)
     shown.write(b"\nend\n")
