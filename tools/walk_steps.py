@@ -299,7 +299,7 @@ worker.heartbeats.shared_page:SharedPage | the shared page
 # The script of each worker
 worker.state.elastic_state:State.restore
 worker.state.rank_commits:RankCommits.begin
-worker.heartbeats.heartbeat_writer:HeartbeatWriter.commit_to_restore
+worker.heartbeats.heartbeat_writer:NodeCommits.commit_to_restore
 worker.state.rank_commits:RankRestore.read
 worker.state.snapshots.restored:Restored | the objects of the script again
 # The same, for its parts

@@ -52,14 +52,13 @@ class HeartbeatWriter:
     def __init__(self, numbers: memoryview, slot: int) -> None:
         self._numbers: memoryview | None = numbers
         self._slot = slot
+        self.commits = NodeCommits(numbers)
         #: The steps of the checkpoint that the script was told to write and has not reported yet, or 0.
         self.save_in_progress = 0
         #: Whether the script calls `should_checkpoint`; then only that says at which step it is.
         self.script_reports_steps = False
         #: When the script last asked `should_checkpoint`, in ns; 0: it never has, and so saves nothing on request.
         self._asked_at = 0
-        #: The last attempt in which this process has restored or committed a `State`, which is to be its only one.
-        self.attempt_with_state = 0
         self._open_sections = 0
         self._unobservable = False
         self._lock = threading.RLock()  # reentrant: a signal handler may enter a section
@@ -223,47 +222,6 @@ class HeartbeatWriter:
         self._write(shared_page.OWNER_PID, os.getpid())
         self._write_busy()
 
-    def commit_to_restore(self) -> tuple[Commit, int] | None:
-        """Return what `State` restores in this attempt: the commit that the ranks have chosen; None: there is none.
-
-        The number is the size of the world in which the commit was written, and so the number of its parts. The parts
-        that this node needs are there when this returns. Waits for the choice, which the first rank of the node
-        tells the agent.
-        """
-        numbers = self._numbers
-        while numbers is not None and numbers[shared_page.RESTORE_DECIDED] != numbers[shared_page.ATTEMPT]:
-            self.record_alive()
-            sleep(_POLL_SECONDS)
-            numbers = self._numbers
-        if numbers is None or not numbers[shared_page.RESTORE_ATTEMPT]:
-            return None
-        commit = Commit(numbers[shared_page.RESTORE_ATTEMPT], numbers[shared_page.RESTORE_STEPS])
-        return commit, numbers[shared_page.RESTORE_WORLD_SIZE]
-
-    def commit_to_keep(self) -> Commit | None:
-        """Return the commit that `State` must not overwrite before a newer one is copied; None: there is none."""
-        numbers = self._numbers
-        if numbers is None or not numbers[shared_page.KEPT_ATTEMPT]:
-            return None
-        return Commit(numbers[shared_page.KEPT_ATTEMPT], numbers[shared_page.KEPT_STEPS])
-
-    def copied_steps(self) -> int | None:
-        """Return how many steps the last commit has that this node has copied to another host; 0: it has copied none.
-
-        None: it makes no copies in this attempt.
-        """
-        numbers = self._numbers
-        copying = numbers[shared_page.COPYING] if numbers is not None else 0
-        if numbers is None or not copying or copying != numbers[shared_page.ATTEMPT]:
-            return None
-        return numbers[shared_page.COPIED_STEPS]
-
-    @property
-    def awaits_copy(self) -> bool:
-        """Whether what is committed after the proposed step is to be copied to another node, since a node leaves."""
-        numbers = self._numbers
-        return numbers is not None and bool(numbers[shared_page.AWAITS_COPY])
-
     def record_committed(self, completed: int, seconds: float) -> None:
         """Record that the script's `State` has committed after `completed` steps, and how long that took."""
         self.record_alive()
@@ -297,6 +255,51 @@ class HeartbeatWriter:
         numbers = self._numbers
         if numbers is not None:
             numbers[self._slot + field] = value
+
+
+class NodeCommits:
+    """What the node's agent says in the header about commits: which to restore, which to keep, which are copied."""
+
+    def __init__(self, numbers: memoryview) -> None:
+        self._numbers = numbers
+        #: The last attempt in which this process has restored or committed a `State`, which is to be its only one.
+        self.attempt_with_state = 0
+
+    def commit_to_restore(self, waiting: Callable[[], None]) -> tuple[Commit, int] | None:
+        """Return what `State` restores in this attempt: the commit that the ranks have chosen; None: there is none.
+
+        The number is the size of the world in which the commit was written, and so the number of its parts. The parts
+        that this node needs are there when this returns. Waits for the choice, which the first rank of the node
+        tells the agent, and meanwhile calls `waiting`.
+        """
+        numbers = self._numbers
+        while numbers[shared_page.RESTORE_DECIDED] != numbers[shared_page.ATTEMPT]:
+            waiting()
+            sleep(_POLL_SECONDS)
+        if not numbers[shared_page.RESTORE_ATTEMPT]:
+            return None
+        commit = Commit(numbers[shared_page.RESTORE_ATTEMPT], numbers[shared_page.RESTORE_STEPS])
+        return commit, numbers[shared_page.RESTORE_WORLD_SIZE]
+
+    def commit_to_keep(self) -> Commit | None:
+        """Return the commit that `State` must not overwrite before a newer one is copied; None: there is none."""
+        attempt = self._numbers[shared_page.KEPT_ATTEMPT]
+        return Commit(attempt, self._numbers[shared_page.KEPT_STEPS]) if attempt else None
+
+    def copied_steps(self) -> int | None:
+        """Return how many steps the last commit has that this node has copied to another host; 0: it has copied none.
+
+        None: it makes no copies in this attempt.
+        """
+        copying = self._numbers[shared_page.COPYING]
+        if not copying or copying != self._numbers[shared_page.ATTEMPT]:
+            return None
+        return self._numbers[shared_page.COPIED_STEPS]
+
+    @property
+    def awaits_copy(self) -> bool:
+        """Whether what is committed after the proposed step is to be copied to another node, since a node leaves."""
+        return bool(self._numbers[shared_page.AWAITS_COPY])
 
 
 def completed_steps(step: int) -> int:

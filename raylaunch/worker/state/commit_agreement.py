@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 
 from raylaunch.core.machine.commits import Commit, Holder, choose
-from raylaunch.worker.heartbeats.heartbeat_writer import HeartbeatWriter
+from raylaunch.worker.heartbeats.heartbeat_writer import NodeCommits
 from raylaunch.worker.state import buffer_client
 from raylaunch.worker.state.buffer_client import Request
 
@@ -232,16 +232,16 @@ class CopyRounds:
         """Keep nothing any more, since the node has no memory for it."""
         self.kept = self.copying = None
 
-    def count(self, writer: HeartbeatWriter, agreement: CommitAgreement) -> None:
+    def count(self, node: NodeCommits, agreement: CommitAgreement) -> None:
         """Count this node, once, when it has copied the round's commit."""
-        is_copied = self.copying is not None and writer.copied_steps() == self.copying.steps
+        is_copied = self.copying is not None and node.copied_steps() == self.copying.steps
         if self._local_rank == 0 and is_copied and not self._is_counted:
             self._is_counted = True
             agreement.count_copied(1)
 
-    def is_next_due(self, writer: HeartbeatWriter, agreement: CommitAgreement) -> bool:
+    def is_next_due(self, node: NodeCommits, agreement: CommitAgreement) -> bool:
         """Return, on rank 0, whether another round can begin: all nodes are done with the last one."""
-        if writer.copied_steps() is None or not self._is_counted:
+        if node.copied_steps() is None or not self._is_counted:
             return False
         return agreement.count_copied(0) >= self._nodes * self._rounds
 

@@ -331,12 +331,12 @@ class RankCommits:
         if self._is_begun:
             return
         place = self._place = _place()
-        if writer.attempt_with_state == place.attempt:
+        if writer.commits.attempt_with_state == place.attempt:
             msg = "this worker has another `State` already: make one `State` of all objects that are to survive"
             raise RuntimeError(msg)
         if self._folder is not None:
             self._folder.check()
-        writer.attempt_with_state = place.attempt
+        writer.commits.attempt_with_state = place.attempt
         waiting = partial(writer.record_alive, waits=True)
         self.agreement = CommitAgreement(place.rank, place.world_size, waiting)
         has_agent = shared_page.PAGE_VARIABLE in os.environ
@@ -344,9 +344,9 @@ class RankCommits:
             commit_agreement.choose_commit(
                 self.agreement, waiting, place.attempt, place.world_size, place.rank, place.nodes
             )
-        chosen, old_size = writer.commit_to_restore() or (None, 0)
+        chosen, old_size = writer.commits.commit_to_restore(writer.record_alive) or (None, 0)
         ask = buffer_client.ask if has_agent or self._folder is None else without_agent().OwnFiles(self._folder).ask
-        self.copies = CopyRounds(writer.commit_to_keep(), place.local_rank, place.nodes)
+        self.copies = CopyRounds(writer.commits.commit_to_keep(), place.local_rank, place.nodes)
         self.buffers = RankBuffers(
             place.attempt,
             place.rank,
@@ -421,11 +421,12 @@ class RankCommits:
 
     def wait_for_copy(self, writer: HeartbeatWriter, completed: int) -> None:
         """Wait until the last commit is copied, before a node goes. If copies fail, soon give up, with a message."""
-        if not writer.awaits_copy or writer.copied_steps() is None:
+        node = writer.commits
+        if not node.awaits_copy or node.copied_steps() is None:
             return
-        seconds = _COPY_SECONDS if writer.copied_steps() else _FIRST_COPY_SECONDS
+        seconds = _COPY_SECONDS if node.copied_steps() else _FIRST_COPY_SECONDS
         until = monotonic() + seconds
-        while writer.copied_steps() != completed and writer.is_save_committed(completed):
+        while node.copied_steps() != completed and writer.is_save_committed(completed):
             if monotonic() >= until:
                 self._say_not_copied(completed, seconds)
                 return
@@ -444,12 +445,12 @@ class RankCommits:
 
     def announce(self, number: int, writer: HeartbeatWriter, intervals: tuple[int, int]) -> None:
         """Say that this rank has a commit whole. `intervals`: what this rank would propose, for light ones too."""
-        self.copies.count(writer, self.agreement)
+        self.copies.count(writer.commits, self.agreement)
         to_disk = False
         if self._rounds is not None:
             self._rounds.tell(self.buffers, monotonic())
             to_disk = self._rounds.is_due(self.buffers, monotonic())
-        is_kept = self._place.rank == 0 and not to_disk and self.copies.is_next_due(writer, self.agreement)
+        is_kept = self._place.rank == 0 and not to_disk and self.copies.is_next_due(writer.commits, self.agreement)
         self.agreement.announce(number, Proposal(intervals[0], to_disk, is_kept, intervals[1]), self.snapshots.digest)
 
     def identify(self, completed: int, found: Snapshot) -> HeldCommit:

@@ -25,7 +25,7 @@ from raylaunch.core.monitoring.heartbeat import Heartbeat, WorkerProgress
 from raylaunch.core.record.journal import replay
 from raylaunch.node.protocol.node_goal import CapabilitySection, DumpStacks
 from raylaunch.node.protocol.node_status import StacksDumped
-from raylaunch.worker.heartbeats.heartbeat_writer import HeartbeatWriter
+from raylaunch.worker.heartbeats.heartbeat_writer import NodeCommits
 from raylaunch.worker.runtime import files_wait
 from tests.fakes import FakeFleet, RunRecorder, driver_port, worker_exit
 
@@ -202,7 +202,7 @@ def test_hosts_that_are_apart_are_reported_if_all_workers_wait():
     )
 
 
-@pytest.mark.parametrize("function", [HeartbeatWriter.commit_to_restore, files_wait.wait])
+@pytest.mark.parametrize("function", [NodeCommits.commit_to_restore, files_wait.wait])
 def test_a_worker_for_which_its_agent_gets_something_from_another_host_waits(function):
     """It may be for ever: the agent tries again and again, and the worker shows that it is alive."""
     run = Checked("a", "b")

@@ -79,7 +79,7 @@ class ModelBuffers(RankBuffers):
 
 
 class Rank:
-    """A rank in one attempt, as `State` makes it. It is also its writer to the shared page."""
+    """A rank in one attempt, as `State` makes it. It is also what its node says of commits."""
 
     def __init__(self, world: World, number: int, chosen: Commit | None, kept: Commit | None) -> None:
         self.world, self.number = world, number

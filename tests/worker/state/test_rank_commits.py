@@ -17,6 +17,7 @@ class Writer:
     """The page says that the commit is copied when it was asked so often; `withdrawn`: the request then is."""
 
     def __init__(self, *, awaits_copy: bool, withdrawn: bool = False, copies: bool = True) -> None:
+        self.commits = self
         self.awaits_copy = awaits_copy
         self._copies = copies
         self._withdrawn = withdrawn
