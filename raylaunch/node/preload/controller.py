@@ -14,6 +14,7 @@ from raylaunch.node.protocol import import_manifest, node_status, wire
 from raylaunch.node.protocol.forkserver_messages import ForkServerEvent, Initialize
 from raylaunch.node.protocol.import_manifest import ImportManifest
 from raylaunch.worker.runtime import import_recorder
+from raylaunch.worker.runtime.import_recorder import ImportRecord
 from raylaunch.worker.runtime.spec import WorkerSpec
 
 _FIRST_POLL_SECONDS = 2.0
@@ -36,6 +37,64 @@ class _RecordsFile:
     bytes_read: int = 0
 
 
+class RecordsPoller:
+    """Reads what the workers of the present attempt have recorded, whenever they have stopped importing."""
+
+    def __init__(self) -> None:
+        #: The file of the present attempt, and of the attempt before unless all of it is read.
+        self._files: list[_RecordsFile] = []
+        #: The time.monotonic() of the next poll; None: there is none.
+        self.poll_at: float | None = None
+        self._interval = _FIRST_POLL_SECONDS
+
+    def open(self, nproc: int) -> int:
+        """Begin to poll for the records of a new attempt. Return the file descriptor that its workers write to."""
+        self._files.append(_RecordsFile(wire.memory_file("raylaunch-imports"), nproc))
+        self._interval = _FIRST_POLL_SECONDS
+        self.poll_at = time.monotonic() + _FIRST_POLL_SECONDS
+        return self._files[-1].fd
+
+    def stop(self) -> None:
+        """Stop polling. Records that have not been read yet are read in the next attempt."""
+        self.poll_at = None
+        self._close(self._files[:-1] + [last for last in self._files[-1:] if last.bytes_read == _size(last)])
+
+    def discard(self) -> None:
+        """Close all files, and forget what has not been read."""
+        self._close(list(self._files))
+
+    def _close(self, files: list[_RecordsFile]) -> None:
+        for file in files:
+            os.close(file.fd)
+            self._files.remove(file)
+
+    def poll(self) -> list[tuple[list[ImportRecord], int]]:
+        """If it is time, return all records of each attempt that has new ones, and how many workers it had."""
+        if self.poll_at is None or time.monotonic() < self.poll_at:
+            return []
+        grows = False
+        for file in self._files:
+            size = _size(file)
+            grows |= size != file.size_at_poll
+            file.size_at_poll = size
+        attempts = []
+        if not grows:
+            attempts = [(_read(file), file.nproc) for file in self._files if file.bytes_read != file.size_at_poll]
+            self._close(self._files[:-1])
+        self._interval = _FIRST_POLL_SECONDS if grows else min(2 * self._interval, _MAX_POLL_SECONDS)
+        self.poll_at = time.monotonic() + self._interval
+        return attempts
+
+
+def _size(file: _RecordsFile) -> int:
+    return os.fstat(file.fd).st_size
+
+
+def _read(file: _RecordsFile) -> list[ImportRecord]:
+    file.bytes_read = file.size_at_poll
+    return list(import_recorder.read_records(os.pread(file.fd, file.size_at_poll, 0)))
+
+
 class PreloadController:
     """What is known of the present script's imports, and the zygote that imports them.
 
@@ -54,10 +113,7 @@ class PreloadController:
         #: Whether there is something to import that no zygote was told to.
         self._has_news = begin.manifest is not None
         self._zygotes = 0
-        #: The file of the present attempt, and of the attempt before unless all of it is read.
-        self._records: list[_RecordsFile] = []
-        self._poll_at: float | None = None
-        self._poll_interval = _FIRST_POLL_SECONDS
+        self._records = RecordsPoller()
         self._hurry_until = time.monotonic() + _HURRY_SECONDS if self._has_news else 0.0
 
     @property
@@ -67,31 +123,22 @@ class PreloadController:
 
     def seconds_until_poll(self) -> float | None:
         """Return in how many seconds `poll` must be called though nothing is readable; None: it need not."""
-        times = [at for at in (self._poll_at, self._hurry_until) if at]
+        times = [at for at in (self._records.poll_at, self._hurry_until) if at]
         return min(times) - time.monotonic() if times else None
 
     def begin_attempt(self, workers: Sequence[WorkerSpec]) -> int:
         """Return the file descriptor for the import records of a new attempt, or -1 where none are wanted."""
         self._hurry_until = 0.0
-        self._poll_at = None
-        self._close(self._records[:-1] + [last for last in self._records[-1:] if last.bytes_read == _size(last)])
+        self._records.stop()
         if not self._is_wanted or not workers or workers[0].kind == "command":
             return -1
         entry = import_manifest.entry(workers[0])
         if self._manifest.entry != entry:  # another script, for which other modules may have been right
             self.zygote.kill()
-            self._close(list(self._records))
+            self._records.discard()
             self._manifest, self._proven, self._refused, self._zygotes = ImportManifest(entry=entry), None, set(), 0
         self._manifest = replace(self._manifest, apart=self._manifest.apart | import_manifest.apart(workers))
-        self._records.append(_RecordsFile(wire.memory_file("raylaunch-imports"), len(workers)))
-        self._poll_interval = _FIRST_POLL_SECONDS
-        self._poll_at = time.monotonic() + _FIRST_POLL_SECONDS
-        return self._records[-1].fd
-
-    def _close(self, files: list[_RecordsFile]) -> None:
-        for file in files:
-            os.close(file.fd)
-            self._records.remove(file)
+        return self._records.open(len(workers))
 
     def poll(self) -> None:
         """Handle the zygote's reports, and read import records if that is due."""
@@ -99,29 +146,9 @@ class PreloadController:
             self._handle(report)
         if not self.delays_start:
             self._hurry_until = 0.0
-        if self._poll_at is not None and time.monotonic() >= self._poll_at:
-            self._poll_records()
-
-    def _poll_records(self) -> None:
-        grows = False
-        for file in self._records:
-            size = _size(file)
-            grows |= size != file.size_at_poll
-            file.size_at_poll = size
-        if not grows:
-            for file in self._records:
-                self._read(file)
-            self._close(self._records[:-1])
-        self._poll_interval = _FIRST_POLL_SECONDS if grows else min(2 * self._poll_interval, _MAX_POLL_SECONDS)
-        self._poll_at = time.monotonic() + self._poll_interval
-
-    def _read(self, file: _RecordsFile) -> None:
-        if file.bytes_read == file.size_at_poll:
-            return
-        found = list(import_recorder.read_records(os.pread(file.fd, file.size_at_poll, 0)))
-        before, self._manifest = self._manifest, import_manifest.grown(self._manifest, found, file.nproc)
-        self._has_news |= before.parts != self._manifest.parts
-        file.bytes_read = file.size_at_poll
+        for records, nproc in self._records.poll():
+            before, self._manifest = self._manifest, import_manifest.grown(self._manifest, records, nproc)
+            self._has_news |= before.parts != self._manifest.parts
 
     def request_imports(self, fork: Callable[[socket.socket], int]) -> None:
         """Let the zygote import what no zygote was told to import yet. Does nothing where there is no such module.
@@ -165,7 +192,3 @@ class PreloadController:
         forked = self.zygote.fork_workers(workers, files)
         self._has_news |= existed and not self.zygote.exists  # it was lost meanwhile: `poll` asks for another one
         return forked
-
-
-def _size(file: _RecordsFile) -> int:
-    return os.fstat(file.fd).st_size

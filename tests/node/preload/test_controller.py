@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from raylaunch.core.machine.events_and_actions import WorkersExited, WorkersStarted
 from raylaunch.node.preload import initial
+from raylaunch.node.preload.controller import RecordsPoller
 from raylaunch.node.protocol.node_status import ManifestChanged, Ready
 from tests.node.harness import (
     MessagePipe,
@@ -223,3 +226,37 @@ def test_kill_of_the_fork_server_while_its_zygote_imports(auto_node: Node, pipe:
     zygote_pid(auto_node)
     kill_fork_server(auto_node)
     assert run_again(auto_node, pipe, path)[0][0] == "[] False False"
+
+
+def test_records_are_read_when_the_workers_no_longer_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And at longer intervals from then on. What an attempt has left unread is read with the next one's."""
+    now = [100.0]
+    monkeypatch.setattr("raylaunch.node.preload.controller.time", SimpleNamespace(monotonic=lambda: now[0]))
+    poller = RecordsPoller()
+
+    def record(fd: int, name: str) -> None:
+        os.write(fd, f'[0, "{name}", [], {{}}]\n'.encode())
+
+    def polls(seconds: float) -> list[tuple[list[str], int]]:
+        """Wait until the next poll, which must be in so many seconds, and return what it reads."""
+        assert poller.poll_at == now[0] + seconds
+        now[0] += seconds / 2
+        assert poller.poll() == []
+        now[0] += seconds / 2
+        return [([found.name for found in records], nproc) for records, nproc in poller.poll()]
+
+    first = poller.open(2)
+    record(first, "heavy")
+    assert polls(2.0) == []
+    assert polls(2.0) == [(["heavy"], 2)]
+    assert polls(4.0) == []
+    record(first, "late")
+    poller.stop()
+    assert poller.poll_at is None
+    second = poller.open(1)
+    assert polls(2.0) == []
+    record(second, "other")
+    assert polls(2.0) == []
+    assert polls(2.0) == [(["heavy", "late"], 2), (["other"], 1)]
+    assert polls(4.0) == []
+    poller.discard()
