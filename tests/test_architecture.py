@@ -58,7 +58,6 @@ LARGE_CLASSES = {
     "StatusBuilder": (14, 0),
     "ForkServer": (19, 28),
     "WorkerTable": (20, 0),
-    "Supervisor": (16, 0),
     "RankBuffers": (13, 0),
     "RankCommits": (14, 0),
 }

@@ -155,7 +155,7 @@ class Agent:
         self._loop = asyncio.get_running_loop()
         #: Set when the lease has expired and, of a detached run, all processes of the node have ended.
         self._ended = asyncio.Event()
-        self._logs = LogShipper(self._outbox, self._wake_if_needed, self._supervisor.page)
+        self._logs = LogShipper(self._outbox, self._wake_if_needed, self._supervisor.client.page)
         #: By the names of their capabilities. One of them may find that nothing can be started here.
         self._parts = {name: self._begun(name, begin, home.host) for name, begin in spec.parts.items()}
         with _explained():

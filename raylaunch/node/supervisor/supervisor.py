@@ -71,6 +71,33 @@ class _ServerGoal:
             self.start = None
 
 
+@dataclass(slots=True)
+class _ServerStarts:
+    """How the starts of fork servers go. Two in a row that die before they are ready may have died of the preload."""
+
+    preload: tuple[str, ...]
+    """What the next fork server imports ahead."""
+    ready: bool = False
+    """Whether the fork server has imported everything and takes orders."""
+    why: tuple[str, ...] = ()
+    """Why `preload` is less than the job's."""
+    false_starts: int = 0
+    """Fork servers in a row that died before they were ready."""
+
+    def died(self) -> None:
+        """Record that the fork server has died."""
+        self.false_starts = 0 if self.ready else self.false_starts + 1
+        self.ready = False
+        if self.false_starts > 1 and self.preload:
+            self.why = (f"cannot preload {', '.join(self.preload)}: the fork server died of it",)
+            self.preload = ()
+
+    @property
+    def died_too_often(self) -> bool:
+        """Whether another start is of no use, even without the preload."""
+        return self.false_starts >= _MOST_FALSE_STARTS
+
+
 class Supervisor:
     """One node's processes. Never blocks: its owner waits until `fileno()` is readable, and then calls `poll`.
 
@@ -92,30 +119,22 @@ class Supervisor:
         `client`: from an earlier run with equal per-process fields, whose fork server is active again.
         """
         self.client = ForkServerClient(env, kept=spec.kept) if client is None else client
-        #: What this agent shares with the fork server and the workers.
-        self.page = self.client.page
         more = interface_env or {}
         self.spec: NodeSpec = self.client.complete(spec, address=address, env=env, interface_env=more, cwd=cwd)
         self.state = StateMemory(
-            self.page, spec.state_secret, spec.state_bytes, self.client.ram_folder, self.client.fd_store
+            self.client.page, spec.state_secret, spec.state_bytes, self.client.ram_folder, self.client.fd_store
         )
         self._survivors = SurvivorTable()
-        #: Whether the fork server has imported everything and takes orders.
-        self.ready = False
         #: What is true of the workers of the newest attempt.
         self.workers = WorkersStatus()
         self.attempt_state: AttemptState | None = None
-        self._poller = PagePoller(self.page, spec.node)
+        self._poller = PagePoller(self.client.page, spec.node)
         self._epoll = select.epoll()
         self._epoll.register(self._poller, select.EPOLLIN)
         self._epoll.register(self.state, select.EPOLLIN)
         self._epoll.register(self._survivors, select.EPOLLIN)
         self.goal = _ServerGoal()
-        self._preload = spec.job.preloaded
-        #: Why `_preload` is less than the job's.
-        self._why: tuple[str, ...] = ()
-        #: Fork servers in a row that died before they were ready.
-        self._false_starts = 0
+        self._starts = _ServerStarts(spec.job.preloaded)
         self._oom_kills = OomKills()
         self._closed = False
 
@@ -127,7 +146,7 @@ class Supervisor:
     def start(self) -> None:
         """Start the fork server, unless there is one. `Ready` follows when it has imported everything."""
         if self.client.control is None:
-            self.client.start(self.spec, self._preload)
+            self.client.start(self.spec, self._starts.preload)
         self._watch_control()
         if self.client.ready is not None:
             self._poller.wake()
@@ -180,13 +199,13 @@ class Supervisor:
         if self.attempt_state is not None:
             self.attempt_state.close()
         self.attempt_state = AttemptState(assignment, workers)
-        self.goal.start = None if self.ready else start
+        self.goal.start = None if self._starts.ready else start
         self._send(start)
         self._oom_kills.reset()
 
     def _send(self, order: forkserver_messages.ForkServerOrder) -> None:
         """Send to the fork server, if it is ready."""
-        if self.ready and self.client.control is not None:
+        if self._starts.ready and self.client.control is not None:
             with contextlib.suppress(ConnectionError):  # gone: `poll` finds out and handles that
                 wire.send(self.client.control, order)
 
@@ -196,13 +215,13 @@ class Supervisor:
         After that time the fork server and the workers end by themselves, even if this process is stopped. A lease that
         has expired cannot be renewed.
         """
-        if not self._closed and self.page.renew_lease(until_ns):
+        if not self._closed and self.client.page.renew_lease(until_ns):
             self._send(forkserver_messages.ReadPage())
 
     def heartbeat(self) -> Heartbeat | None:
         """Return the progress of the present attempt's workers; None where none are started."""
         memory = self.state.usage(self.spec.agent.node)
-        return None if self._closed else read_heartbeat(self.page, self.attempt_state, memory)
+        return None if self._closed else read_heartbeat(self.client.page, self.attempt_state, memory)
 
     def read_result(self, rank: int, offset: int) -> bytes:
         """Return a part of what the function of a rank returned or raised in the present attempt, pickled.
@@ -220,7 +239,7 @@ class Supervisor:
         Waits for the end of the run's processes, for seconds at most.
         """
         client = self.client
-        if not (self.ready and self._preload == self.spec.agent.job.preloaded and client.reset()):
+        if not (self._starts.ready and self._starts.preload == self.spec.agent.job.preloaded and client.reset()):
             self.close()
             return None
         self._closed = True
@@ -309,7 +328,7 @@ class Supervisor:
 
     def _begin_serving(self, ready: node_status.Ready) -> node_status.Ready:
         """Tell the fork server all that it should do. None of the workers that should end is there."""
-        self.ready = True
+        self._starts.ready = True
         for attempt, port in self.goal.stores.items():
             self._send(self.spec.store(attempt, port))
         if self.goal.start is not None:
@@ -317,7 +336,7 @@ class Supervisor:
             self.goal.start = None
         for attempt in sorted(self.goal.stopping):
             self._gone(attempt)
-        return replace(ready, why=self._why + ready.why)
+        return replace(ready, why=self._starts.why + ready.why)
 
     def _exited(self, exited: WorkerExit, fd: int | None) -> None:
         """Tell of a failure. Those of workers that were told to stop are told when all are gone."""
@@ -337,7 +356,7 @@ class Supervisor:
         of_gpus = state.gpus.evidence if state is not None and is_present else lambda _: ""
         failure = process_failure.failure(exited, folder, self._oom_kills, of_gpus=of_gpus, kept=self.spec.agent.kept)
         if is_present:  # else the page is of another attempt
-            failure = replace(failure, saved=saved_step(self.page, exited.local_rank))
+            failure = replace(failure, saved=saved_step(self.client.page, exited.local_rank))
         if not exited.stopped:
             before = self.workers.failures if exited.attempt == self.workers.attempt else ()
             self._tell(exited.attempt, failures=(*before, failure))
@@ -365,18 +384,17 @@ class Supervisor:
         dead = self.client.server_died()
         assert self.client.dying is not None
         self._epoll.register(self.client.dying, select.EPOLLIN)
-        self._false_starts = 0 if self.ready else self._false_starts + 1
-        self.ready = False
+        self._starts.died()
         state = self.attempt_state
         if state is not None and self.goal.start is None:
-            stopped = state.attempt in self.goal.stopping or self.page.lease_has_expired
+            stopped = state.attempt in self.goal.stopping or self.client.page.lease_has_expired
             yield from ((exited, None) for exited in state.exits_with_server(dead, stopped=stopped))
 
     def _server_ended(self) -> Iterator[tuple[forkserver_messages.ForkServerEvent, int | None]]:
         """Start another fork server in the place of one of which nothing is left. Yields what the dead one owed."""
         assert self.client.dying is not None
         self._epoll.unregister(self.client.dying)
-        self.client.end_dead_server(is_last=self.page.lease_has_expired)
+        self.client.end_dead_server(is_last=self.client.page.lease_has_expired)
         for attempt in sorted(self.goal.stopping):
             yield forkserver_messages.WorkersGone(attempt=attempt), None
         yield from self._restart_server()
@@ -386,13 +404,9 @@ class Supervisor:
 
         After one more that did, and where the lease has expired, start none, and yield a `Ready` without torch.
         """
-        died_too_often = self._false_starts >= _MOST_FALSE_STARTS
         last_words = self.client.last_words or "it dies again and again while it imports torch"
-        why = f"there is no fork server: {last_words}" if died_too_often else ""
-        why = "nothing was heard of the driver for too long" if self.page.lease_has_expired else why
-        if self._false_starts > 1 and self._preload:
-            self._why = (f"cannot preload {', '.join(self._preload)}: the fork server died of it",)
-            self._preload = ()
+        why = f"there is no fork server: {last_words}" if self._starts.died_too_often else ""
+        why = "nothing was heard of the driver for too long" if self.client.page.lease_has_expired else why
         try:
             if not why:
                 self.start()
