@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, get_args, get_type_hints
 
 import msgspec
@@ -27,7 +26,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raylaunch.cluster.agent import lease, ray_actor, serialization
-from raylaunch.cluster.agent.agent import AgentReport
+from raylaunch.cluster.agent.agent import AgentReport, Home
 from raylaunch.cluster.agent.link import LinkServer
 from raylaunch.cluster.agent.serialization import UnreadableError, VersionMismatchError
 from raylaunch.cluster.driver.driver import Driver
@@ -187,11 +186,9 @@ def test_a_driver_that_is_told_anything(told, is_late):
 @given(st.lists(orders | st.binary(max_size=9), min_size=1, max_size=6))
 def test_an_agent_that_is_told_anything(messages):
     """It goes on, or says what is wrong; and in the end nothing of it is left."""
-    context = SimpleNamespace(get_node_id=lambda: "a")
-    util = SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1")
+    home = Home(host="a", address="127.0.0.1", environ=dict(os.environ))
     with pytest.MonkeyPatch.context() as patch, stderr() as written, tempfile.TemporaryDirectory() as folder:
-        patch.setattr(ray_actor, "ray", SimpleNamespace(get_runtime_context=lambda: context, util=util))
-        patch.setattr(ray_actor.ray_internals, "node_labels", dict)  # Ray itself would start a cluster
+        patch.setattr(ray_actor, "_home", lambda: home)  # to ask Ray would start a cluster
         patch.setattr(ray_actor.processes, "set_niceness", lambda _: None)
         patch.setattr(ray_actor, "end_this_process", lambda: None)  # when the lease is over, after `close`
         patch.setattr(lease, "_CLOSE_SECONDS", 1.0)
