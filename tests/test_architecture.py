@@ -54,7 +54,6 @@ LARGE_CLASSES = {
     "RunFolder": (17, 0),
     "RayFleet": (18, 32),
     "LocalFleet": (0, 28),
-    "Allocator": (0, 39),
     "StatusBuilder": (14, 0),
     "ForkServer": (19, 28),
     "WorkerTable": (20, 0),

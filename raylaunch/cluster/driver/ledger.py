@@ -58,7 +58,7 @@ class Ledger:
 
     facts: RunFacts
     decisions: DriverLedger
-    slots: Allocator
+    allocator: Allocator
     """Which node is in which slot, on which host, and which hosts are cordoned."""
     folder: FolderState
     now: float

@@ -88,7 +88,8 @@ class LedgerKeepers:
 
     def _keepers(self) -> list[NodeId]:
         here = self.fleet.here
-        with self.fleet.slots() as slots:
+        with self.fleet.allocator() as allocator:
+            slots = allocator.slots
             hosts = {node: slots.host_of(node) for node in self.fleet.agents.obeying if slots.is_up(node)}
         by_host = {host: node for node, host in reversed(hosts.items())}
         first = [node for host, node in by_host.items() if host != here]
@@ -97,8 +98,9 @@ class LedgerKeepers:
 
     def _needs_interim(self, keepers: Sequence[NodeId]) -> bool:
         """Return whether no agent keeps the ledger, or none that would outlive the host of this process."""
-        with self.fleet.slots() as slots:
-            return not any(not self._has_other_hosts or slots.host_of(node) != self.fleet.here for node in keepers)
+        with self.fleet.allocator() as allocator:
+            hosts = [allocator.slots.host_of(node) for node in keepers]
+        return not any(not self._has_other_hosts or host != self.fleet.here for host in hosts)
 
     def reported(self, node: NodeId, generation: int) -> None:
         """Learn that an agent has the ledger of this generation. 0: none of this driver."""
@@ -194,12 +196,12 @@ class FencedLeadership:
 
     def dumped(self, decisions: DriverLedger, at: RunTime) -> bytes:
         """Return the ledger at this time of the run, for `ledger.load`."""
-        with self._keepers.fleet.slots() as slots:
+        with self._keepers.fleet.allocator() as allocator:
             return ledgers.dump(
                 Ledger(
                     facts=self._facts,
                     decisions=decisions,
-                    slots=slots,
+                    allocator=allocator,
                     folder=self._folder.state(),
                     now=at,
                     wall=time.time(),
@@ -273,13 +275,13 @@ class Succession:
 
     def fleet(self, plan: Plan, spec: AgentSpec, say: Callable[[str], None], leave: Callable[[str], None]) -> RayFleet:
         """Return the agents: those that there are, or none yet. `leave` ends this process, if it was replaced."""
-        slots = None
+        allocator = None
         if self.predecessor is not None:
             ledger = self.predecessor.ledger
-            slots = ledger.slots
-            slots.shift(ledger.clock_shift())
+            allocator = ledger.allocator
+            allocator.shift(ledger.clock_shift())
         tenure = Tenure(token=self.token, epoch=self.epoch, leave=leave)
-        return RayFleet(plan, spec, say, tenure=tenure, allocator=slots)
+        return RayFleet(plan, spec, say, tenure=tenure, allocator=allocator)
 
     def driver(
         self,
@@ -418,7 +420,7 @@ class _Newest:
         self._open()
         if self.ledger is None or self._kept[1] < self._generation:
             return True
-        return not {*self.ledger.slots.up_nodes()}.isdisjoint(nodes)
+        return not {*self.ledger.allocator.slots.up_nodes()}.isdisjoint(nodes)
 
     def _take(self, found: Adoption) -> None:
         self._generation = max(self._generation, found.goal.generation)

@@ -52,7 +52,7 @@ class Slot:
 
     number: int
     kind: int
-    """Which bundle; the caller's number for it."""
+    """Which bundle: its index in `SlotTable.bundles`."""
     in_gang: bool
     """Reserved as part of the gang, which Ray grants and releases as a whole."""
     avoid: frozenset[HostId] = frozenset()
@@ -81,111 +81,6 @@ class Slot:
     def place(self) -> str:
         """The name of where agents of this slot start: its host, or the slot itself if that is not known."""
         return self.host or f"slot {self.number}"
-
-
-class SlotTable:
-    """All slots, by number and by node, with counts of the nodes that are up."""
-
-    def __init__(self) -> None:
-        self._slots: dict[int, Slot] = {}
-        self._by_node: dict[NodeId, Slot] = {}
-        self._slots_made = 0
-        self._nodes_made = 0
-        #: Shared by all slots that were requested with an equal set: a thousand sets of a thousand hosts are too big.
-        self._latest_avoid: frozenset[HostId] = frozenset()
-        self.up_on: Counter[HostId] = Counter()
-        """Nodes that are up, by host."""
-        self.up_of: Counter[int] = Counter()
-        """Nodes that are up, by kind."""
-
-    def __iter__(self) -> Iterator[Slot]:
-        """Iterate over a copy in the order of numbers, so that slots may be added and removed meanwhile."""
-        return iter([*self._slots.values()])
-
-    def __contains__(self, slot: Slot) -> bool:
-        return slot.number in self._slots
-
-    def get(self, number: int) -> Slot | None:
-        """Return the slot with this number, if there is one."""
-        return self._slots.get(number)
-
-    def of(self, node: NodeId) -> Slot | None:
-        """Return the slot of a node, if it has one."""
-        return self._by_node.get(node)
-
-    def with_nodes(self) -> Iterator[Slot]:
-        """Iterate over the slots in which an agent runs or starts."""
-        return iter(self._by_node.values())
-
-    def add(self, kind: int, *, in_gang: bool = False, avoid: frozenset[HostId] = frozenset()) -> Slot:
-        """Add an empty slot with a number of its own."""
-        self._slots_made += 1
-        if avoid == self._latest_avoid:
-            avoid = self._latest_avoid
-        self._latest_avoid = avoid
-        slot = self._slots[self._slots_made] = Slot(number=self._slots_made, kind=kind, in_gang=in_gang, avoid=avoid)
-        return slot
-
-    def remove(self, slot: Slot) -> None:
-        """Remove a slot in which there is no agent."""
-        del self._slots[slot.number]
-
-    def occupy(self, slot: Slot) -> None:
-        """Give an empty slot a node with a name that no node had before."""
-        self._nodes_made += 1
-        slot.node = NodeId(f"node-{self._nodes_made}")
-        self._by_node[slot.node] = slot
-
-    def mark_up(self, slot: Slot, now: float) -> None:
-        """Record that the agent in the slot came up on the slot's host."""
-        slot.up_since, slot.due_since, slot.failed = now, inf, False
-        self.up_on[slot.host] += 1
-        self.up_of[slot.kind] += 1
-
-    def vacate(self, slot: Slot) -> None:
-        """Record that no agent is in the slot any more. The slot counts as failed until one comes up in it."""
-        self._by_node.pop(slot.node, None)
-        if slot.is_up:
-            self.up_on[slot.host] -= 1
-            self.up_of[slot.kind] -= 1
-        slot.node, slot.granted_at, slot.due_since, slot.up_since, slot.failed = NO_NODE, inf, inf, None, True
-
-    def unfinished(
-        self, bundles: Sequence[Bundle], reserved: Collection[int], started: Collection[NodeId]
-    ) -> Iterator[Request]:
-        """Yield the requests that were made and not carried out. `bundles`: by kind; the others: see `Allocator`."""
-        yield from [ReleaseSlot(number) for number in reserved if number not in self._slots]
-        gang = {slot.number: bundles[slot.kind] for slot in self if slot.in_gang}
-        if not gang.keys() <= {*reserved}:
-            yield ReserveGang(gang)
-        for slot in self:
-            if not slot.in_gang and slot.number not in reserved:
-                yield ReserveSlot(slot.number, bundles[slot.kind], slot.avoid)
-            if slot.node and not slot.is_up and slot.node not in started:
-                yield StartAgent(slot.number, slot.node, bundles[slot.kind])
-
-    def shift(self, seconds: float) -> None:
-        """Move all times by `seconds`."""
-        for slot in self._slots.values():
-            slot.granted_at += seconds
-            slot.due_since += seconds
-            slot.retry_at += seconds
-            slot.up_since = None if slot.up_since is None else slot.up_since + seconds
-
-
-@dataclass(slots=True)
-class _UnwantedHosts:
-    """Hosts on which nothing new is wanted."""
-
-    draining: frozenset[HostId] = frozenset()
-    cordoned: frozenset[HostId] = frozenset()
-    cut_off: dict[HostId, float] = field(default_factory=dict)
-    """Hosts of silent nodes, with the time until which Ray may not know of it."""
-
-    @property
-    def unusable(self) -> frozenset[HostId]:
-        """Hosts whose nodes are to be replaced."""
-        return self.draining | self.cordoned
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +134,193 @@ class ReleaseSlot:
 
 
 Request = ReserveGang | ReserveSlot | StartAgent | AnnounceNode | StopAgent | ReleaseSlot
+
+
+class SlotTable:
+    """All slots, by number and by node. Each change may leave requests, which `take_requests` returns."""
+
+    def __init__(self, bundles: Sequence[Bundle], gang: Sequence[int]) -> None:
+        """`bundles`: by kind. `gang`: the kinds of the slots that are reserved together."""
+        self.bundles = bundles
+        self._slots: dict[int, Slot] = {}
+        self._by_node: dict[NodeId, Slot] = {}
+        self._slots_made = 0
+        self._nodes_made = 0
+        #: Shared by all slots that were requested with an equal set: a thousand sets of a thousand hosts are too big.
+        self._latest_avoid: frozenset[HostId] = frozenset()
+        self._requests: list[Request] = []
+        self.up_on: Counter[HostId] = Counter()
+        """Nodes that are up, by host."""
+        self.up_of: Counter[int] = Counter()
+        """Nodes that are up, by kind."""
+        for kind in gang:
+            self._add(kind, in_gang=True)
+
+    def __iter__(self) -> Iterator[Slot]:
+        """Iterate over a copy in the order of numbers, so that slots may be added and removed meanwhile."""
+        return iter([*self._slots.values()])
+
+    def __contains__(self, slot: Slot) -> bool:
+        return slot.number in self._slots
+
+    def get(self, number: int) -> Slot | None:
+        """Return the slot with this number, if there is one."""
+        return self._slots.get(number)
+
+    def of(self, node: NodeId) -> Slot | None:
+        """Return the slot of a node, if it has one."""
+        return self._by_node.get(node)
+
+    @property
+    def gang(self) -> list[Slot]:
+        """The slots of the gang."""
+        return [slot for slot in self if slot.in_gang]
+
+    def may_gang_have_moved(self) -> bool:
+        """Whether slots of the gang may be on other hosts than they were: `Allocator.moved` is told where they are."""
+        return any(slot.failed for slot in self.gang)
+
+    def is_up(self, node: NodeId) -> bool:
+        """Whether a node is up."""
+        slot = self.of(node)
+        return slot is not None and slot.is_up
+
+    def host_of(self, node: NodeId) -> HostId:
+        """Return the host of a node; `NO_HOST`: not known."""
+        slot = self.of(node)
+        return NO_HOST if slot is None else slot.host
+
+    def up_nodes(self) -> list[NodeId]:
+        """Return the nodes whose agents have come up and are not lost."""
+        return [slot.node for slot in self if slot.is_up]
+
+    # Changes, each with its requests.
+
+    def reserve_gang(self) -> None:
+        """Request the slots that are reserved together or not at all."""
+        self._requests.append(self._gang_request())
+
+    def reserve(self, kind: int, avoid: frozenset[HostId]) -> None:
+        """Request another slot, and an agent there."""
+        if avoid == self._latest_avoid:
+            avoid = self._latest_avoid
+        self._latest_avoid = avoid
+        slot = self._add(kind, avoid=avoid)
+        self._requests.append(ReserveSlot(slot.number, self.bundles[kind], avoid))
+        self.start_agent(slot)
+
+    def _add(self, kind: int, *, in_gang: bool = False, avoid: frozenset[HostId] = frozenset()) -> Slot:
+        self._slots_made += 1
+        slot = self._slots[self._slots_made] = Slot(number=self._slots_made, kind=kind, in_gang=in_gang, avoid=avoid)
+        return slot
+
+    def start_agent(self, slot: Slot) -> None:
+        """Start an agent in an empty slot, for a node with a name that no node had before."""
+        self._nodes_made += 1
+        slot.node = NodeId(f"node-{self._nodes_made}")
+        self._by_node[slot.node] = slot
+        self._requests.append(self.start_of(slot))
+
+    def announce(self, slot: Slot, now: float) -> None:
+        """Tell the driver that the slot of a node that starts was granted."""
+        slot.granted_at = slot.due_since = now
+        self._requests.append(AnnounceNode(slot.node, slot.host))
+
+    def mark_up(self, slot: Slot, now: float) -> None:
+        """Record that the agent in the slot came up on the slot's host."""
+        slot.up_since, slot.due_since, slot.failed = now, inf, False
+        self.up_on[slot.host] += 1
+        self.up_of[slot.kind] += 1
+
+    def stop_agent(self, slot: Slot, why: str = "", *, never_started: bool = False) -> None:
+        """Stop the agent in a slot, if there is one. The slot counts as failed until another one comes up in it."""
+        if slot.node:
+            del self._by_node[slot.node]
+            self._requests.append(StopAgent(slot.node, why, never_started))
+        if slot.is_up:
+            self.up_on[slot.host] -= 1
+            self.up_of[slot.kind] -= 1
+        slot.node, slot.granted_at, slot.due_since, slot.up_since, slot.failed = NO_NODE, inf, inf, None, True
+
+    def clear(self, slot: Slot, why: str) -> None:
+        """Stop the slot's agent; release the slot unless it is one of the gang, which Ray cannot shrink."""
+        self.stop_agent(slot, why if slot.granted_at < inf else "")
+        if not slot.in_gang:
+            self.release(slot)
+
+    def release(self, slot: Slot) -> None:
+        """Release a slot in which there is no agent."""
+        del self._slots[slot.number]
+        self._requests.append(ReleaseSlot(slot.number))
+
+    def take_requests(self) -> list[Request]:
+        """Return the requests that were not returned before, in the order in which they must be carried out."""
+        requests, self._requests = self._requests, []
+        return requests
+
+    # After a driver that had these slots.
+
+    def unfinished(self, reserved: Collection[int], started: Collection[NodeId]) -> Iterator[Request]:
+        """Yield the requests that were made and not carried out. `reserved`: slots; `started`: nodes with agents."""
+        yield from [ReleaseSlot(number) for number in reserved if number not in self._slots]
+        if not {slot.number for slot in self.gang} <= {*reserved}:
+            yield self._gang_request()
+        for slot in self:
+            if not slot.in_gang and slot.number not in reserved:
+                yield ReserveSlot(slot.number, self.bundles[slot.kind], slot.avoid)
+            if slot.node and not slot.is_up and slot.node not in started:
+                yield self.start_of(slot)
+
+    def start_of(self, slot: Slot) -> StartAgent:
+        """Return the request by which the agent in a slot is started."""
+        return StartAgent(slot.number, slot.node, self.bundles[slot.kind])
+
+    def _gang_request(self) -> ReserveGang:
+        return ReserveGang({slot.number: self.bundles[slot.kind] for slot in self.gang})
+
+    def shift(self, seconds: float) -> None:
+        """Move all times by `seconds`."""
+        for slot in self._slots.values():
+            slot.granted_at += seconds
+            slot.due_since += seconds
+            slot.retry_at += seconds
+            slot.up_since = None if slot.up_since is None else slot.up_since + seconds
+
+
+@dataclass(slots=True)
+class _HostFilter:
+    """Which hosts may get a node: none on which it is not wanted, and where nodes are spread, none that has one."""
+
+    slots: SlotTable
+    spread: bool
+    draining: frozenset[HostId] = frozenset()
+    cordoned: frozenset[HostId] = frozenset()
+    cut_off: dict[HostId, float] = field(default_factory=dict)
+    """Hosts of silent nodes, with the time until which Ray may not know of it."""
+
+    @property
+    def unusable(self) -> frozenset[HostId]:
+        """Hosts whose nodes are to be replaced."""
+        return self.draining | self.cordoned
+
+    def is_occupied(self, slot: Slot) -> bool:
+        """Whether the slot's host has another node, and each is to have a host of its own."""
+        return self.spread and self.slots.up_on[slot.host] > slot.is_up
+
+    def is_unwanted(self, slot: Slot) -> bool:
+        """Whether no node is wanted on the slot's host."""
+        return slot.host in self.unusable or self.is_occupied(slot)
+
+    def is_hopeful(self, slot: Slot) -> bool:
+        """Whether to count on the slot. Where an agent was lost, its host may be gone."""
+        return not self.is_unwanted(slot) and not (slot.failed and self.spread and slot.host)
+
+    def to_avoid(self, kind: int) -> frozenset[HostId]:
+        """Return the hosts that a slot requested now is to be kept off."""
+        avoid = self.cordoned.union(self.slots.bundles[kind].avoid)
+        if self.spread:
+            avoid = avoid.union(self.cut_off, (slot.host for slot in self.slots if slot.host))
+        return avoid
 
 
 class Backoff:
@@ -322,7 +404,7 @@ _CUT_OFF_SECONDS = 70.0
 
 
 class Allocator:
-    """The slots of one run. Each call may leave requests, which `take_requests` returns. Not thread-safe.
+    """Decides which slots of a run there are. Each call may leave requests in `slots`. Not thread-safe.
 
     `now`, everywhere: seconds of a monotonic clock.
     """
@@ -332,33 +414,28 @@ class Allocator:
 
         `spread`: each node is to have a host of its own. `start_timeout`: see `Backoff`.
         """
-        #: The bundles that differ. A kind of node is its index here.
-        self._bundles = tuple(dict.fromkeys(bundles))
-        #: The kind of each wanted node.
-        self._kinds = [self._bundles.index(bundle) for bundle in bundles]
+        differing = tuple(dict.fromkeys(bundles))
+        #: The kind of each wanted node: the index of its bundle among those that differ.
+        self._kinds = [differing.index(bundle) for bundle in bundles]
         self._desired = Counter(self._kinds)
-        self._spread = spread
-        self._slots = SlotTable()
-        for kind in self._kinds[:gang]:
-            self._slots.add(kind, in_gang=True)
+        self.slots = SlotTable(differing, self._kinds[:gang])
         #: Until the gang is granted nothing else is requested: a single slot might take a host that the gang needs.
         self._is_gang_granted = False
-        self._hosts = _UnwantedHosts()
+        self._hosts = _HostFilter(self.slots, spread)
         self._backoff = Backoff(start_timeout)
-        self._requests: list[Request] = []
 
     # What was observed.
 
     def start(self, now: float) -> None:
         """Request the gang: the slots that are reserved together or not at all."""
-        self._requests.append(ReserveGang({slot.number: self._bundles[slot.kind] for slot in self._slots}))
+        self.slots.reserve_gang()
         self._reconcile(now)
 
     def granted(self, hosts: Mapping[int, HostId], now: float) -> None:
         """Slots were granted. `hosts`: by slot."""
-        nodes_on = Counter(slot.host for slot in self._slots.with_nodes() if slot.number not in hosts)
+        nodes_on = Counter(slot.host for slot in self.slots if slot.node and slot.number not in hosts)
         for number, host in hosts.items():
-            slot = self._slots.get(number)
+            slot = self.slots.get(number)
             if slot is None:
                 continue
             self._is_gang_granted = True
@@ -367,18 +444,17 @@ class Allocator:
             slot.host = host
             if not slot.node:
                 continue
-            if self._is_unwanted(slot) or (self._spread and nodes_on[host]):
-                self._clear(slot, _OCCUPIED)
+            if self._hosts.is_unwanted(slot) or (self._hosts.spread and nodes_on[host]):
+                self.slots.clear(slot, _OCCUPIED)
             else:
                 nodes_on[host] += 1
-                slot.granted_at = slot.due_since = now
-                self._requests.append(AnnounceNode(slot.node, host))
+                self.slots.announce(slot, now)
         self._reconcile(now)
 
     def moved(self, hosts: Mapping[int, HostId], now: float) -> None:
         """Ray may have moved slots of the gang away from hosts that died. `hosts`: where they are, by slot."""
         for number, host in hosts.items():
-            slot = self._slots.get(number)
+            slot = self.slots.get(number)
             if slot is not None and not slot.is_up and host and host != slot.host:
                 slot.host, slot.retry_at = host, now
                 slot.due_since = now if slot.node else inf
@@ -386,26 +462,26 @@ class Allocator:
 
     def reported(self, node: NodeId) -> None:
         """Record that the process of a node's agent has started: it has reported."""
-        slot = self._slots.of(node)
+        slot = self.slots.of(node)
         if slot is not None and slot.due_since < inf:
             slot.due_since = inf
             self._backoff.process_started(slot.place)
 
     def joined(self, node: NodeId, host: HostId, now: float) -> bool:
         """Record that the agent of a node came up on a host. Return False if the node is not wanted."""
-        slot = self._slots.of(node)
+        slot = self.slots.of(node)
         if slot is None:
             return False
         slot.host = host
         if slot.granted_at < inf:
             self._backoff.started(now - slot.granted_at)
-        is_wanted = not self._is_unwanted(slot) and self._missing()[slot.kind] > 0
+        is_wanted = not self._hosts.is_unwanted(slot) and self._missing()[slot.kind] > 0
         if is_wanted:
-            self._slots.mark_up(slot, now)
+            self.slots.mark_up(slot, now)
             self._backoff.came_up()
             self._hosts.cut_off.pop(host, None)
         else:
-            self._clear(slot, _OCCUPIED)
+            self.slots.clear(slot, _OCCUPIED)
         self._reconcile(now)
         return is_wanted
 
@@ -414,16 +490,15 @@ class Allocator:
 
         `silent`: nothing was heard of it, so its host may be cut off.
         """
-        slot = self._slots.of(node)
+        slot = self.slots.of(node)
         if slot is None:
             return 0.0
         lived = None if slot.up_since is None else now - slot.up_since
         pause = self._backoff.died(slot.place, lived, silent=silent)
         if silent and slot.host:
             self._hosts.cut_off[slot.host] = now + _CUT_OFF_SECONDS
-        self._slots.vacate(slot)
+        self.slots.stop_agent(slot)
         slot.retry_at = now + pause
-        self._requests.append(StopAgent(node, ""))
         self._reconcile(now)
         return pause
 
@@ -454,65 +529,26 @@ class Allocator:
 
     # What the fleet asks.
 
-    def take_requests(self) -> list[Request]:
-        """Return the requests that were not returned before, in the order in which they must be carried out."""
-        requests, self._requests = self._requests, []
-        return requests
-
     def next_tick(self, now: float) -> float | None:
         """Return when to call `tick` if nothing is observed before; None: never."""
-        retries = [slot.retry_at for slot in self._slots if slot.failed and not slot.node]
-        slow = [self._backoff.slow_at(slot) for slot in self._slots if slot.node and not slot.is_up and not slot.failed]
-        times = (*retries, *slow, *map(self._backoff.overdue_at, self._slots), *self._hosts.cut_off.values())
+        retries = [slot.retry_at for slot in self.slots if slot.failed and not slot.node]
+        slow = [self._backoff.slow_at(slot) for slot in self.slots if slot.node and not slot.is_up and not slot.failed]
+        times = (*retries, *slow, *map(self._backoff.overdue_at, self.slots), *self._hosts.cut_off.values())
         return min((at for at in times if now < at < inf), default=None)
-
-    @property
-    def up_count(self) -> int:
-        """How many nodes are up, on whichever hosts."""
-        return self._slots.up_of.total()
 
     @property
     def cannot_start(self) -> bool:
         """Whether several agents died and none ever came up."""
         return self._backoff.cannot_start
 
-    def is_up(self, node: NodeId) -> bool:
-        """Whether a node is up."""
-        slot = self._slots.of(node)
-        return slot is not None and slot.is_up
-
     def is_on_usable_host(self, node: NodeId) -> bool:
         """Whether a node is up on a host that is neither drained nor cordoned."""
-        return self.is_up(node) and self.host_of(node) not in self._hosts.unusable
-
-    def host_of(self, node: NodeId) -> HostId:
-        """Return the host of a node; `NO_HOST`: not known."""
-        slot = self._slots.of(node)
-        return NO_HOST if slot is None else slot.host
-
-    # After a driver that had this allocator.
-
-    def up_nodes(self) -> list[NodeId]:
-        """Return the nodes whose agents have come up and are not lost."""
-        return [slot.node for slot in self._slots if slot.is_up]
-
-    def unfinished(self, reserved: Collection[int], started: Collection[NodeId]) -> list[Request]:
-        """Return the requests that were made and not carried out. `reserved`: slots; `started`: nodes with agents."""
-        return [*self._slots.unfinished(self._bundles, reserved, started)]
-
-    def start_of(self, node: NodeId) -> StartAgent | None:
-        """Return the request by which the agent of a node is started; None: there is no such node."""
-        slot = self._slots.of(node)
-        return StartAgent(slot.number, node, self._bundles[slot.kind]) if slot is not None else None
+        return self.slots.is_up(node) and self.slots.host_of(node) not in self._hosts.unusable
 
     def shift(self, seconds: float) -> None:
         """Move all recorded times by `seconds`: this process has another clock."""
-        self._slots.shift(seconds)
+        self.slots.shift(seconds)
         self._hosts.cut_off = {host: until + seconds for host, until in self._hosts.cut_off.items()}
-
-    def may_gang_have_moved(self) -> bool:
-        """Whether slots of the gang may be on other hosts than they were, so that `moved` should be called."""
-        return any(slot.in_gang and slot.failed for slot in self._slots)
 
     # Desired, observed, and the difference.
 
@@ -527,109 +563,67 @@ class Allocator:
     def _forget_unusable(self, now: float) -> None:
         """Give up agents that start where no node is wanted, or do not start; do not count on those that are slow."""
         self._hosts.cut_off = {host: until for host, until in self._hosts.cut_off.items() if until > now}
-        for slot in self._slots:
+        for slot in self.slots:
             if slot.is_up:
                 continue
-            if (slot.node or not slot.in_gang) and self._is_unwanted(slot):
-                self._clear(slot, _OCCUPIED if self._is_occupied(slot) else _UNUSABLE)
+            if (slot.node or not slot.in_gang) and self._hosts.is_unwanted(slot):
+                self.slots.clear(slot, _OCCUPIED if self._hosts.is_occupied(slot) else _UNUSABLE)
             elif self._backoff.overdue_at(slot) <= now:
                 self._give_up_unstarted(slot, now)
             slot.failed |= self._backoff.slow_at(slot) <= now
+
+    def _give_up_unstarted(self, slot: Slot, now: float) -> None:
+        """Give up an agent that Ray may have forgotten, as it does when its head dies just then. The slot stays."""
+        why = f"Ray has not started its agent within {now - slot.due_since:.0f} s"
+        self.slots.stop_agent(slot, why, never_started=True)
+        self._backoff.unstarted(slot.place)
+        slot.retry_at = now
 
     def _missing(self) -> Counter[int]:
         """Return how many nodes of each kind are wanted and not up on a usable host."""
         unusable = self._hosts.unusable
         if not unusable:
-            return self._desired - self._slots.up_of
-        return self._desired - Counter(slot.kind for slot in self._slots if slot.is_up and slot.host not in unusable)
+            return self._desired - self.slots.up_of
+        return self._desired - Counter(slot.kind for slot in self.slots if slot.is_up and slot.host not in unusable)
 
     def _reconcile_kind(self, kind: int, missing: int, now: float) -> None:
         """Keep one slot pending for each missing node of this kind, besides failed slots."""
-        pending = [slot for slot in self._slots if slot.kind == kind and not slot.is_up]
+        pending = [slot for slot in self.slots if slot.kind == kind and not slot.is_up]
         for slot in pending:
             if missing == 0 and slot.failed:
-                self._clear(slot, _NOT_NEEDED)
-            elif not slot.node and slot.retry_at <= now and not self._is_unwanted(slot):
-                self._start_agent(slot)
+                self.slots.clear(slot, _NOT_NEEDED)
+            elif not slot.node and slot.retry_at <= now and not self._hosts.is_unwanted(slot):
+                self.slots.start_agent(slot)
                 slot.due_since = now if slot.host else inf
-        hopeful = [slot for slot in pending if slot in self._slots and self._is_hopeful(slot)]
+        hopeful = [slot for slot in pending if slot in self.slots and self._hosts.is_hopeful(slot)]
         if self._is_gang_granted:
             for _ in range(missing - len(hopeful)):
-                self._request_slot(kind)
+                self.slots.reserve(kind, self._hosts.to_avoid(kind))
         surplus = [slot for slot in hopeful if not slot.in_gang]
         surplus.sort(key=lambda slot: (slot.host != "", -slot.number))
         for slot in surplus[: max(0, len(hopeful) - missing)]:
-            self._clear(slot, _NOT_NEEDED)
+            self.slots.clear(slot, _NOT_NEEDED)
 
     def _renew_outdated(self) -> None:
         """Request slots anew that avoid a host which need not be avoided any more, or do not avoid a cordoned one."""
         is_outdated: dict[tuple[int, frozenset[HostId]], bool] = {}  # many slots avoid the same hosts
-        for slot in self._slots:
+        for slot in self.slots:
             if slot.in_gang or slot.host:
                 continue
             key = slot.kind, slot.avoid
             if key not in is_outdated:
-                avoid = self._hosts_to_avoid(slot.kind)
+                avoid = self._hosts.to_avoid(slot.kind)
                 is_outdated[key] = bool(slot.avoid - avoid or self._hosts.cordoned - slot.avoid)
             if is_outdated[key]:
-                self._clear(slot, _NOT_NEEDED)
-                self._request_slot(slot.kind)
+                self.slots.clear(slot, _NOT_NEEDED)
+                self.slots.reserve(slot.kind, self._hosts.to_avoid(slot.kind))
 
     def _release_gang(self) -> None:
         """Release the gang once no slot of it is needed: it would hold hosts, and Ray would replace them."""
-        gang = [slot for slot in self._slots if slot.in_gang]
+        gang = self.slots.gang
         if self._is_gang_granted and not any(slot.node for slot in gang) and not self._missing():
             for slot in gang:
-                self._release(slot)
-
-    def _is_hopeful(self, slot: Slot) -> bool:
-        """Whether to count on the slot. Where an agent was lost, its host may be gone."""
-        return not self._is_unwanted(slot) and not (slot.failed and self._spread and slot.host)
-
-    def _is_unwanted(self, slot: Slot) -> bool:
-        """Whether no node is wanted on the slot's host."""
-        return slot.host in self._hosts.unusable or self._is_occupied(slot)
-
-    def _is_occupied(self, slot: Slot) -> bool:
-        return self._spread and self._slots.up_on[slot.host] > slot.is_up
-
-    def _hosts_to_avoid(self, kind: int) -> frozenset[HostId]:
-        """Return the hosts that a slot requested now is to be kept off."""
-        avoid = self._hosts.cordoned.union(self._bundles[kind].avoid)
-        if self._spread:
-            avoid = avoid.union(self._hosts.cut_off, (slot.host for slot in self._slots if slot.host))
-        return avoid
-
-    # Changes of slots, each with its requests.
-
-    def _request_slot(self, kind: int) -> None:
-        slot = self._slots.add(kind, avoid=self._hosts_to_avoid(kind))
-        self._requests.append(ReserveSlot(slot.number, self._bundles[kind], slot.avoid))
-        self._start_agent(slot)
-
-    def _start_agent(self, slot: Slot) -> None:
-        self._slots.occupy(slot)
-        self._requests.append(StartAgent(slot.number, slot.node, self._bundles[slot.kind]))
-
-    def _give_up_unstarted(self, slot: Slot, now: float) -> None:
-        """Give up an agent that Ray may have forgotten, as it does when its head dies just then. The slot stays."""
-        why = f"Ray has not started its agent within {now - slot.due_since:.0f} s"
-        self._requests.append(StopAgent(slot.node, why, never_started=True))
-        self._backoff.unstarted(slot.place)
-        self._slots.vacate(slot)
-        slot.retry_at = now
-
-    def _clear(self, slot: Slot, why: str) -> None:
-        """Stop the slot's agent; release the slot unless it is one of the gang, which Ray cannot shrink."""
-        if slot.node:
-            self._requests.append(StopAgent(slot.node, why if slot.granted_at < inf else ""))
-        self._slots.vacate(slot)
-        if not slot.in_gang:
-            self._release(slot)
-
-    def _release(self, slot: Slot) -> None:
-        self._slots.remove(slot)
-        self._requests.append(ReleaseSlot(slot.number))
+                self.slots.release(slot)
 
 
 class FleetBase(ABC):
@@ -690,7 +684,7 @@ class FleetBase(ABC):
         """Call a method of the allocator with the time, and queue the requests that follow from it."""
         with self._lock:
             answer = ask(time.monotonic())
-            for request in self._allocator.take_requests():
+            for request in self._allocator.slots.take_requests():
                 self._put(request)
         return answer
 

@@ -147,7 +147,7 @@ class LocalFleet(FleetBase):
     def replace(self, gone: AgentLost) -> None:
         """Raise ClusterError: an agent that fails in this process would fail again."""
         if gone.error is not None:
-            fails = "cannot go on" if self._allocator.is_up(gone.node) else "cannot start"
+            fails = "cannot go on" if self._allocator.slots.is_up(gone.node) else "cannot start"
             raise ClusterError(f"the agent of {gone.node} {fails}: {gone.why}") from gone.error
 
     # What is done about it, in the thread.

@@ -380,39 +380,42 @@ class RayFleet(FleetBase):
             actor = named_resources.actor(name)
             if actor is None:
                 continue  # it has just died
-            if NodeId(node) in actors or self._allocator.start_of(NodeId(node)) is None:
+            if NodeId(node) in actors or self._allocator.slots.of(NodeId(node)) is None:
                 ray.kill(actor)
             else:
                 actors[NodeId(node)] = actor
-        awaited = [node for node in actors if self._allocator.is_up(node)]
+        awaited = [node for node in actors if self._allocator.slots.is_up(node)]
         self.agents.adopt(actors, awaited, self._spec.link_address)
         groups = self._placement_groups.slots
         with self._lock:
-            for request in self._allocator.unfinished({slot for group in groups for slot in group}, actors):
+            for request in self._allocator.slots.unfinished({slot for group in groups for slot in group}, actors):
                 self._put(request)
         self.to_do.put(partial(self._look_at_hosts, [min(group) for group in groups]))
 
     def _begin_again(self, node: NodeId) -> None:
         """Start and adopt an agent whose driver died before it had told the agent to begin. In the thread."""
         with self._lock:
-            request = self._allocator.start_of(node)
-        if request is not None:
-            self.agents.begin(node, self._spec_for(request))
+            slots = self._allocator.slots
+            slot = slots.of(node)
+            if slot is None:
+                return
+            request = slots.start_of(slot)
+        self.agents.begin(node, self._spec_for(request))
 
     def _look_at_hosts(self, granted: Sequence[int]) -> None:
         """Tell of agents that are gone, and wait for the groups of these slots to be granted. In the thread."""
-        lost = [node for node in self._allocator.up_nodes() if node not in self.agents]
+        lost = [node for node in self._allocator.slots.up_nodes() if node not in self.agents]
         alive = {str(each["NodeID"]) for each in ray.nodes() if each["Alive"]}
         for node in lost:
-            is_host_dead = self._allocator.host_of(node) not in alive
+            is_host_dead = self._allocator.slots.host_of(node) not in alive
             why = "its host died" if is_host_dead else "its agent died"
             self._tell(AgentLost(node=node, why=why, is_host_dead=is_host_dead))
         for slot in granted:
             self._watch(slot)
 
     @contextlib.contextmanager
-    def slots(self) -> Iterator[Allocator]:
-        """Yield what is known of slots. While the block lasts, it does not change."""
+    def allocator(self) -> Iterator[Allocator]:
+        """Yield the allocator. While the block lasts, its slots do not change."""
         with self._lock:
             yield self._allocator
 
@@ -443,8 +446,8 @@ class RayFleet(FleetBase):
 
     def replace(self, gone: AgentLost) -> None:
         """Start another agent in the slot; where agents are spread, reserve another slot too."""
-        never_came_up = gone.node in self.agents and not self._allocator.is_up(gone.node)
-        host = self._allocator.host_of(gone.node)
+        never_came_up = gone.node in self.agents and not self._allocator.slots.is_up(gone.node)
+        host = self._allocator.slots.host_of(gone.node)
         pause = self._lose(gone.node, silent=gone.silent)
         if never_came_up and self._is_hopeless(gone):
             raise actor_errors.cannot_start(gone, self._address(host) if host else "")
@@ -455,7 +458,7 @@ class RayFleet(FleetBase):
     def _is_hopeless(self, gone: AgentLost) -> bool:
         """Return whether another agent would be lost too. A failure on one host of several need not repeat."""
         if actor_errors.is_raised_at_start(gone.error):
-            return self._allocator.up_count < self._plan.min_nodes
+            return len(self._allocator.slots.up_nodes()) < self._plan.min_nodes
         return self._allocator.cannot_start
 
     def _lose(self, node: NodeId, *, silent: bool = False) -> float:
@@ -505,7 +508,7 @@ class RayFleet(FleetBase):
         self.head_answered_at = time.monotonic()
         self._drains.check()
         with self._lock:
-            astray = self._allocator.may_gang_have_moved()
+            astray = self._allocator.slots.may_gang_have_moved()
         if astray:
             self.to_do.put(self._find_moved_gang)
 
@@ -600,7 +603,7 @@ class RayFleet(FleetBase):
         if self._agent_reuse is not None:
             self._agent_reuse.close()
         actors = self.agents.hand_over([*self.agents])
-        close([actor for node, actor in actors.items() if self._allocator.is_up(node)])
+        close([actor for node, actor in actors.items() if self._allocator.slots.is_up(node)])
         if not self.is_detached:
             kill(list(actors.values()), then=self._placement_groups.cancel)
 

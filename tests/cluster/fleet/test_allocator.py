@@ -47,7 +47,7 @@ class Board:
     unstarted: set[int] = field(default_factory=set)
 
     def do(self) -> None:
-        for request in self.allocator.take_requests():
+        for request in self.allocator.slots.take_requests():
             match request:
                 case ReserveGang(bundles):
                     self.reserved |= dict.fromkeys(bundles)
@@ -212,7 +212,7 @@ def test_an_agent_of_the_gang_that_ray_moved_to_a_host_with_an_agent():
     assert again not in found.occupied
     (other,) = found.starting()
     assert found.avoided(other) == {"a"}  # not "a": another slot of the run may be placed there by now
-    assert found.allocator.may_gang_have_moved()
+    assert found.allocator.slots.may_gang_have_moved()
     found.tell("moved", {2: "c"})
     assert len(found.starting()) == 2
 
@@ -562,12 +562,12 @@ def test_the_request_says_that_the_process_has_not_started():
     allocator = Allocator([ONE], 1, spread=False, start_timeout=120.0)
     allocator.start(0.0)
     allocator.granted({1: "a"}, 0.0)
-    allocator.take_requests()
+    allocator.slots.take_requests()
     allocator.shift(1000.0)
     allocator.tick(1119.0)
-    assert allocator.take_requests() == []
+    assert allocator.slots.take_requests() == []
     allocator.tick(1120.0)
-    assert allocator.take_requests() == [
+    assert allocator.slots.take_requests() == [
         StopAgent("node-1", "Ray has not started its agent within 120 s", never_started=True),
         StartAgent(1, "node-2", ONE),
     ]
@@ -845,15 +845,15 @@ def test_another_process_goes_on_where_the_last_one_was_interrupted():
     """What it had not come to is requested again, what it had not released is released, and times are of its clock."""
     allocator = Allocator([ONE] * 3, 2, spread=True)
     allocator.start(0.0)
-    assert allocator.unfinished((), ()) == allocator.take_requests()
+    assert [*allocator.slots.unfinished((), ())] == allocator.slots.take_requests()
     allocator.granted({1: "host-1", 2: "host-2"}, 1.0)
-    (wanted, start, *_) = [each for each in allocator.take_requests() if not isinstance(each, AnnounceNode)]
-    assert allocator.start_of(start.node) == start
-    assert allocator.unfinished({1, 2}, {"node-1", "node-2"}) == [wanted, start]
-    assert allocator.unfinished({1, 2, 3, 9}, {"node-1", "node-2", "node-3"}) == [ReleaseSlot(9)]
+    (wanted, start, *_) = [each for each in allocator.slots.take_requests() if not isinstance(each, AnnounceNode)]
+    assert allocator.slots.start_of(allocator.slots.of(start.node)) == start
+    assert [*allocator.slots.unfinished({1, 2}, {"node-1", "node-2"})] == [wanted, start]
+    assert [*allocator.slots.unfinished({1, 2, 3, 9}, {"node-1", "node-2", "node-3"})] == [ReleaseSlot(9)]
     allocator.lost("node-1", 2.0)
-    allocator.lost(allocator.start_of("node-2").node, 3.0)
+    allocator.lost("node-2", 3.0)
     before = allocator.next_tick(3.0)
     allocator.shift(1000.0)
     assert allocator.next_tick(1003.0) == (before and before + 1000.0)
-    assert allocator.start_of("node-1") is None
+    assert allocator.slots.of("node-1") is None

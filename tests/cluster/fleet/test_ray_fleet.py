@@ -290,8 +290,8 @@ class DetachedCrew(Crew):
         self.keepers.reported(item.node, item.report.kept)
 
     def dealt_with(self) -> None:
-        with self.fleet.slots() as slots:
-            self.ledger = pickle.dumps(slots)
+        with self.fleet.allocator() as allocator:
+            self.ledger = pickle.dumps(allocator)
         self.keepers.flush(self.ledger)
 
     def die(self) -> None:
@@ -311,9 +311,9 @@ def detached(hosts: Cluster) -> Iterator[Callable[..., DetachedCrew]]:
         plan = after.plan if after else make_plan(wanted, nodes(local=False), local=False)
         spec = replace(SPEC, token=TOKEN)
         lines: list[str] = []
-        slots = pickle.loads(after.ledger) if after else None
+        allocator = pickle.loads(after.ledger) if after else None
         tenure = Tenure(token=TOKEN, epoch=2 if after else 1, leave=lambda _: None)
-        fleet = RayFleet(plan, spec, lines.append, tenure=tenure, allocator=slots)
+        fleet = RayFleet(plan, spec, lines.append, tenure=tenure, allocator=allocator)
         keepers = LedgerKeepers(fleet, spec, tenure.epoch)
         found = DetachedCrew(fleet, lines=lines, plan=plan, keepers=keepers, up={**after.up} if after else {})
         fleet.agents.actor_class = ray.remote(max_restarts=0)(agent)

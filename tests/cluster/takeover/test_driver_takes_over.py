@@ -78,7 +78,7 @@ class KeptFleet(FakeFleet):
         pass
 
     @contextlib.contextmanager
-    def slots(self):
+    def allocator(self):
         yield None
 
     def send(self, node, order) -> None:

@@ -108,8 +108,8 @@ def cluster(monkeypatch) -> Iterator[SimpleNamespace]:
     monkeypatch.setattr(named_resources, "agents", lambda _: {node: node for node in found.answers})
     monkeypatch.setattr(named_resources, "actor", Agent)
     monkeypatch.setattr(named_resources, "announce", lambda _, epoch: found.announced.append(epoch))
-    slots = SimpleNamespace(up_nodes=lambda: ["node-1"])
-    ledger = SimpleNamespace(facts=SimpleNamespace(request=b""), slots=slots)
+    allocator = SimpleNamespace(slots=SimpleNamespace(up_nodes=lambda: ["node-1"]))
+    ledger = SimpleNamespace(facts=SimpleNamespace(request=b""), allocator=allocator)
     monkeypatch.setattr(succession.ledgers, "load", lambda _: ledger)
     return found
 
@@ -148,10 +148,10 @@ def test_an_old_ledger_is_not_taken_for_the_newest_before_its_keepers_have_answe
         return ready
 
     monkeypatch.setattr(succession.ray, "wait", one_after_the_other)
-    slots = SimpleNamespace(up_nodes=lambda: ["node-1"])
+    allocator = SimpleNamespace(slots=SimpleNamespace(up_nodes=lambda: ["node-1"]))
 
     def load(message):
-        return SimpleNamespace(facts=SimpleNamespace(request=message), slots=slots)
+        return SimpleNamespace(facts=SimpleNamespace(request=message), allocator=allocator)
 
     monkeypatch.setattr(succession.ledgers, "load", load)
     found = succession.find("token", 0.0)
