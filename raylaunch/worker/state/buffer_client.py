@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 import os
 import socket
+import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
+
+from raylaunch.worker.state.commit_buffer import DURABLE_BUFFER, CommitBuffer
 
 ADDRESS_VARIABLE = "RAYLAUNCH_STATE"
 """In a worker's environment: the abstract name of the agent's socket (unix(7)), without its first byte."""
@@ -78,3 +82,80 @@ def ask(request: Request) -> tuple[int | None, str]:
     if answer["error"]:
         raise MemoryError(answer["error"])
     return (fds[0] if fds else None), answer["note"]
+
+
+_mapped: dict[tuple[int, int], CommitBuffer] = {}
+"""What is mapped, by inode and size of the file. It stays so until the process ends: a survivor uses it again."""
+
+
+def mapped(fd: int) -> CommitBuffer:
+    """Map a buffer, unless it is, and close the descriptor. Raises OSError."""
+    found = os.fstat(fd)
+    key = found.st_ino, found.st_size
+    if key in _mapped:
+        os.close(fd)
+    else:
+        _mapped[key] = CommitBuffer(fd)
+    return _mapped[key]
+
+
+class BufferClient:
+    """Gets buffers for a rank in an attempt, and maps them. Raises OSError where the agent cannot be reached."""
+
+    def __init__(
+        self,
+        attempt: int,
+        rank: int,
+        ask: Callable[[Request], tuple[int | None, str]] = ask,
+        *,
+        folder: str = "",
+        keep: int = 0,
+    ) -> None:
+        """`ask`: does what the function of this name does. `folder` and `keep`: as in requests."""
+        self._attempt = attempt
+        self._rank = rank
+        self._ask = ask
+        self._folder = folder
+        self._keep = keep
+        self._notes: set[str] = set()
+
+    def buffer(self, index: int, size: int = 0, node_bytes: int = 0) -> CommitBuffer | None:
+        """Return a buffer, as it is, or with `size` bytes at least; None: it does not exist, and no size is given.
+
+        `node_bytes`: as in a request. Raises MemoryError where the node does not have so much memory.
+        """
+        return self._get(index, size, node_bytes)
+
+    def write(self) -> None:
+        """Let the node write the buffer for the disk, which is sealed."""
+        self._get(DURABLE_BUFFER, write=True)
+
+    def _get(self, index: int, size: int = 0, node_bytes: int = 0, *, write: bool = False) -> CommitBuffer | None:
+        fd, note = self._ask(
+            Request(
+                attempt=self._attempt,
+                rank=self._rank,
+                index=index,
+                bytes=size,
+                node_bytes=node_bytes,
+                folder=self._folder,
+                keep=self._keep,
+                write=int(write),
+            )
+        )
+        self.say(note)
+        return mapped(fd) if fd is not None else None
+
+    def part(self, rank: int) -> CommitBuffer | None:
+        """Return the part of the commit to restore that a rank has written; None: the node does not have it.
+
+        `rank`: may be WHOLE_PART. Nothing may be written into the part, since it may be memory of another rank.
+        """
+        fd, _ = self._ask(Request(attempt=self._attempt, rank=self._rank, index=0, part=rank))
+        return mapped(fd) if fd is not None else None
+
+    def say(self, note: str) -> None:
+        """Print a note on memory for a person, once; "": there is none."""
+        if note and note not in self._notes:
+            self._notes.add(note)
+            print(f"raylaunch: {note}", file=sys.stderr, flush=True)

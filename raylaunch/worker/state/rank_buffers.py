@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import chain
 from typing import Any
 
 from raylaunch.core.machine.commits import Commit, HeldCommit
 from raylaunch.worker.state import commit_buffer
-from raylaunch.worker.state.buffer_client import Request
-from raylaunch.worker.state.checkpoints.durable_folder import DurableFolder
+from raylaunch.worker.state.buffer_client import BufferClient
 from raylaunch.worker.state.commit_agreement import CopyRounds
 from raylaunch.worker.state.commit_buffer import (
     BUFFERS,
@@ -19,6 +17,7 @@ from raylaunch.worker.state.commit_buffer import (
     DURABLE_BUFFER,
     LIGHT_BUFFERS,
     CommitBuffer,
+    CommitHeader,
     WriteState,
 )
 from raylaunch.worker.state.device_copies import DeviceCopies
@@ -27,20 +26,6 @@ from raylaunch.worker.state.snapshots.snapshot import Snapshot
 
 _FILES_FOR_COPIES = 4
 """Files of a node for each of its ranks, if there are copies: two more buffers, and two copies of another rank."""
-
-_mapped: dict[tuple[int, int], CommitBuffer] = {}
-"""What is mapped, by inode and size of the file. It stays so until the process ends: a survivor uses it again."""
-
-
-def mapped(fd: int) -> CommitBuffer:
-    """Map a buffer, unless it is, and close the descriptor. Raises OSError."""
-    found = os.fstat(fd)
-    key = found.st_ino, found.st_size
-    if key in _mapped:
-        os.close(fd)
-    else:
-        _mapped[key] = CommitBuffer(fd)
-    return _mapped[key]
 
 
 class RankBuffers:
@@ -51,30 +36,26 @@ class RankBuffers:
 
     def __init__(
         self,
-        attempt: int,
+        client: BufferClient,
         rank: int,
         sharers: range,
         *,
         spared: Commit | None,
-        folder: DurableFolder | None,
         copies: CopyRounds,
-        ask: Callable[[Request], tuple[int | None, str]],
+        is_durable: bool = False,
     ) -> None:
         """`sharers`: the ranks of this node. `spared`: the commit to restore, whose buffer is not overwritten first.
 
-        `folder`: where commits are also written; None: nowhere. `ask`: what `buffer_client.ask` does.
+        `is_durable`: whether there are commits that are also written to disk.
 
         Raises OSError where the agent cannot be reached.
         """
-        self._folder = folder
-        self._ask = ask
-        self._attempt = attempt
+        self._client = client
         self._rank = rank
         self._sharers = sharers
-        self._notes: set[str] = set()
         self._copies = copies
-        self._required = range(BUFFERS if folder is not None else DURABLE_BUFFER)
-        self._buffers = [self._get(index) for index in range(BUFFERS_WITH_COPIES)]
+        self._required = range(BUFFERS if is_durable else DURABLE_BUFFER)
+        self._buffers = [client.buffer(index) for index in range(BUFFERS_WITH_COPIES)]
         #: Those for light commits that were needed in this attempt, by index.
         self._light: dict[int, CommitBuffer] = {}
         #: The last commit that all ranks have when the next one is begun, and the one before it.
@@ -82,50 +63,17 @@ class RankBuffers:
         #: Index of the buffer of the commit that is being made.
         self._target = 0
 
-    def _get(self, index: int, size: int = 0, *, write: bool = False) -> CommitBuffer | None:
-        copies = 0 if index in self._required else _FILES_FOR_COPIES
-        files = 0 if index in LIGHT_BUFFERS else len(self._required) + copies
-        fd, note = self._ask(
-            Request(
-                attempt=self._attempt,
-                rank=self._rank,
-                index=index,
-                bytes=size,
-                node_bytes=files * len(self._sharers) * size,
-                folder=self._folder.path if self._folder is not None else "",
-                keep=self._folder.keep if self._folder is not None else 0,
-                write=int(write),
-            )
-        )
-        self._say(note)
-        return mapped(fd) if fd is not None else None
-
-    def _say(self, note: str) -> None:
-        if note and note not in self._notes:
-            self._notes.add(note)
-            print(f"raylaunch: {note}", file=sys.stderr, flush=True)
-
-    def part_to_restore(self, part: int | None = None) -> CommitBuffer | None:
-        """Return the part of the commit to restore that a rank has written; None: the node does not have it.
-
-        `part`: that rank, or `buffer_client.WHOLE_PART`; None: this one. Nothing may be written into it, since it may
-        be memory of another rank.
-        """
-        wanted = self._rank if part is None else part
-        fd, _ = self._ask(Request(attempt=self._attempt, rank=self._rank, index=0, part=wanted))
-        return mapped(fd) if fd is not None else None
-
     def light(self, index: int, found: Snapshot) -> CommitBuffer:
         """Return one of the two buffers for light commits, large enough for what is the rank's own in a snapshot.
 
         Raises MemoryError where the node does not have so much memory.
         """
         index = LIGHT_BUFFERS[index % len(LIGHT_BUFFERS)]
-        buffer = self._light.get(index) or self._get(index)
+        buffer = self._light.get(index) or self._client.buffer(index)
         size = commit_buffer.share_start(found.tensor_bytes, len(found.pickled))
         if buffer is None or buffer.size < size:
             size = commit_buffer.bytes_needed(found.tensor_bytes, len(found.pickled))
-            buffer = self._get(index, commit_buffer.page_aligned(size))
+            buffer = self._client.buffer(index, commit_buffer.page_aligned(size))
         assert buffer is not None
         self._light[index] = buffer
         return buffer
@@ -133,17 +81,19 @@ class RankBuffers:
     @property
     def is_written(self) -> bool:
         """Whether nothing is to be written to disk any more, so that the buffer for that can be used again."""
-        return self._write_state is not WriteState.TO_WRITE
+        header = self._durable_header
+        return header is None or header.write_state is not WriteState.TO_WRITE
 
     @property
-    def _write_state(self) -> WriteState:
-        buffer = self._buffers[DURABLE_BUFFER] if self._folder is not None else None
-        return buffer.header.write_state if buffer is not None else WriteState.NONE
+    def _durable_header(self) -> CommitHeader | None:
+        """The header of the buffer for the disk; None: there is none, or not yet."""
+        buffer = self._buffers[DURABLE_BUFFER] if DURABLE_BUFFER in self._required else None
+        return buffer.header if buffer is not None else None
 
     def failed_write(self) -> str:
         """Return why the last commit for the disk could not be written, for a person; "": it could, or is not yet."""
-        buffer = self._buffers[DURABLE_BUFFER] if self._folder is not None else None
-        return buffer.header.outcome if buffer is not None and self._write_state is WriteState.FAILED else ""
+        header = self._durable_header
+        return header.outcome if header is not None and header.write_state is WriteState.FAILED else ""
 
     def write(self, found: Snapshot, *, to_disk: bool, moves: Iterable[tuple[Any, Any]] = ()) -> DeviceCopies:
         """Write a snapshot into the next buffer; tensors on devices are still being copied when this returns.
@@ -184,7 +134,7 @@ class RankBuffers:
                 return self._make(self._target, found)
             except MemoryError as error:
                 self._copies.give_up()
-                self._say(f"there is no copy of the state on another host: {error}")
+                self._client.say(f"there is no copy of the state on another host: {error}")
                 self._target = self._choose()
         return self._make(self._target, found)
 
@@ -203,8 +153,10 @@ class RankBuffers:
         buffer = self._buffers[index]
         share = len(self._share(found))
         if buffer is None or buffer.size < commit_buffer.share_start(found.tensor_bytes, len(found.pickled)) + share:
-            size = commit_buffer.bytes_needed(found.tensor_bytes, len(found.pickled), share)
-            buffer = self._buffers[index] = self._get(index, commit_buffer.page_aligned(size))
+            size = commit_buffer.page_aligned(commit_buffer.bytes_needed(found.tensor_bytes, len(found.pickled), share))
+            files = len(self._required) + (0 if index in self._required else _FILES_FOR_COPIES)
+            buffer = self._client.buffer(index, size, node_bytes=files * len(self._sharers) * size)
+            self._buffers[index] = buffer
         assert buffer is not None
         return buffer
 
@@ -228,7 +180,7 @@ class RankBuffers:
         )
         self._before, self._newest = self._newest, held.commit
         if to_disk:
-            self._get(DURABLE_BUFFER, write=True)
+            self._client.write()
 
     def drop_newest(self) -> Commit | None:
         """Make the last commit count no more, and keep the one before it. Return the last one."""

@@ -17,6 +17,7 @@ from raylaunch.core.machine.commits import Commit, HeldCommit
 from raylaunch.worker.heartbeats import heartbeat_writer, shared_page
 from raylaunch.worker.heartbeats.heartbeat_writer import HeartbeatWriter
 from raylaunch.worker.state import buffer_client, commit_agreement, shared_tensors
+from raylaunch.worker.state.buffer_client import BufferClient
 from raylaunch.worker.state.checkpoints import checksums
 from raylaunch.worker.state.checkpoints.durable_folder import DurableFolder
 from raylaunch.worker.state.checkpoints.durable_rounds import DurableRounds
@@ -93,7 +94,7 @@ class RankRestore:
         place: RankPlace,
         chosen: Commit | None,
         old_size: int,
-        buffers: RankBuffers,
+        client: BufferClient,
         agreement: CommitAgreement,
         folder: DurableFolder | None,
         live: Callable[[Commit], dict[int, Any]],
@@ -105,7 +106,7 @@ class RankRestore:
         self._place = place
         self._chosen = chosen
         self._old_size = old_size
-        self._buffers = buffers
+        self._client = client
         self._agreement = agreement
         self._folder = folder
         self._live = live
@@ -185,7 +186,7 @@ class RankRestore:
         return self._agreement.is_same(name, int(damaged != ""), "have not read the checkpoint") and not damaged
 
     def _part(self, rank: int) -> CommitBuffer:
-        found = self._buffers.part_to_restore(rank)
+        found = self._client.part(rank)
         if found is None:
             msg = f"the node does not have the part of rank {rank} of the commit to restore"
             raise ValueError(msg)
@@ -345,18 +346,20 @@ class RankCommits:
                 self.agreement, waiting, place.attempt, place.world_size, place.rank, place.nodes
             )
         chosen, old_size = writer.commits.commit_to_restore(writer.record_alive) or (None, 0)
-        ask = buffer_client.ask if has_agent or self._folder is None else without_agent().OwnFiles(self._folder).ask
+        client = BufferClient(place.attempt, place.rank)
+        if self._folder is not None:
+            ask = buffer_client.ask if has_agent else without_agent().OwnFiles(self._folder).ask
+            client = BufferClient(place.attempt, place.rank, ask, folder=self._folder.path, keep=self._folder.keep)
         self.copies = CopyRounds(writer.commits.commit_to_keep(), place.local_rank, place.nodes)
         self.buffers = RankBuffers(
-            place.attempt,
+            client,
             place.rank,
             place.sharers,
             spared=chosen,
-            folder=self._folder,
             copies=self.copies,
-            ask=ask,
+            is_durable=self._folder is not None,
         )
-        self.to_restore = RankRestore(place, chosen, old_size, self.buffers, self.agreement, self._folder, _live)
+        self.to_restore = RankRestore(place, chosen, old_size, client, self.agreement, self._folder, _live)
         if self._folder is not None:
             if place.rank == 0:
                 self._folder.claim(self)

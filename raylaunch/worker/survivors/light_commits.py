@@ -25,7 +25,7 @@ from typing import Any
 
 from raylaunch.core.machine.commits import Commit, HeldCommit
 from raylaunch.worker import torch_internals
-from raylaunch.worker.state import rank_buffers, rank_commits
+from raylaunch.worker.state import buffer_client, rank_commits
 from raylaunch.worker.state.commit_buffer import HEADER_BYTES, CommitBuffer
 from raylaunch.worker.state.rank_buffers import RankBuffers
 from raylaunch.worker.state.shared_tensors import PartMemory, bytes_of
@@ -140,7 +140,7 @@ class LightCommits:
             _close(fd)
             return
         try:
-            last.complete(rank_buffers.mapped(fd))
+            last.complete(buffer_client.mapped(fd))
         except (OSError, ValueError, RuntimeError) as error:
             print(f"raylaunch: the last steps must be done again: {error}", file=sys.stderr, flush=True)
 

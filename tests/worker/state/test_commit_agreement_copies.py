@@ -6,6 +6,7 @@ The ranks' buffers, the rounds and the choice of the commit are the real ones. T
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -59,22 +60,23 @@ class Host:
         return (*own, *(replace(one, copied=True) for one in copies))
 
 
-class ModelBuffers(RankBuffers):
-    """Those of a host of the model; `most`: how many it has memory for."""
+@dataclass
+class ModelClient:
+    """The `BufferClient` of a rank of the model."""
 
-    def __init__(self, host: Host, most: int, spared: Commit | None, rounds: CopyRounds) -> None:
-        self.host, self.most = host, most
-        super().__init__(1, 0, range(1), spared=spared, folder=None, copies=rounds, ask=lambda _: (None, ""))
+    host: Host
+    most: int
+    """How many buffers the host has memory for."""
 
-    def _get(self, index: int, size: int = 0, *, write: bool = False) -> Buffer | None:
-        del write
+    def buffer(self, index: int, size: int = 0, node_bytes: int = 0) -> Buffer | None:
+        del node_bytes
         if size and index >= self.most:
             raise MemoryError
         if size:
             self.host.own.setdefault(index, Buffer())
         return self.host.own.get(index)
 
-    def _say(self, note: str) -> None:
+    def say(self, note: str) -> None:
         pass
 
 
@@ -84,7 +86,8 @@ class Rank:
     def __init__(self, world: World, number: int, chosen: Commit | None, kept: Commit | None) -> None:
         self.world, self.number = world, number
         self.rounds = CopyRounds(kept, 0, len(world.hosts))
-        self.buffers = ModelBuffers(world.hosts[number], world.most, chosen, self.rounds)
+        client: Any = ModelClient(world.hosts[number], world.most)
+        self.buffers = RankBuffers(client, 0, range(1), spared=chosen, copies=self.rounds)
         self.made = 0
         self.is_writing = False
 

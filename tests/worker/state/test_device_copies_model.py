@@ -20,7 +20,7 @@ torch = pytest.importorskip("torch")
 
 from raylaunch.core.machine.commits import Commit, HeldCommit  # noqa: E402
 from raylaunch.worker.state import device_copies  # noqa: E402
-from raylaunch.worker.state.buffer_client import Request  # noqa: E402
+from raylaunch.worker.state.buffer_client import BufferClient, Request  # noqa: E402
 from raylaunch.worker.state.commit_agreement import CopyRounds  # noqa: E402
 from raylaunch.worker.state.commit_buffer import HEADER_BYTES, CommitBuffer, page_aligned  # noqa: E402
 from raylaunch.worker.state.rank_buffers import RankBuffers  # noqa: E402
@@ -55,7 +55,7 @@ class Rank:
         self.device.choose = self._choose
         self.files: list[int] = []
         copies = CopyRounds(None, 0, 1)
-        self.buffers = RankBuffers(1, 0, range(1), spared=None, folder=None, copies=copies, ask=self._ask)
+        self.buffers = RankBuffers(BufferClient(1, 0, ask=self._ask), 0, range(1), spared=None, copies=copies)
         self.weights = fake_nccl.on_device(torch.zeros(3))
 
     def _ask(self, request: Request) -> tuple[int | None, str]:

@@ -26,7 +26,7 @@ from raylaunch.worker import State, WorldChanged  # noqa: E402
 from raylaunch.worker.heartbeats import heartbeat_writer, shared_page  # noqa: E402
 from raylaunch.worker.heartbeats.heartbeat_writer import HeartbeatWriter  # noqa: E402
 from raylaunch.worker.state import commit_buffer, rank_commits, shared_tensors  # noqa: E402
-from raylaunch.worker.state.buffer_client import Request  # noqa: E402
+from raylaunch.worker.state.buffer_client import BufferClient, Request  # noqa: E402
 from raylaunch.worker.state.commit_agreement import CopyRounds  # noqa: E402
 from raylaunch.worker.state.commit_buffer import LIGHT_BUFFERS, CommitBuffer  # noqa: E402
 from raylaunch.worker.state.rank_buffers import RankBuffers  # noqa: E402
@@ -50,9 +50,8 @@ class Rank:
         torch.manual_seed(1)
         self.model = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.Linear(WIDTH, WIDTH))
         self.optimizer = torch.optim.Adam(self.model.parameters())
-        self.buffers = RankBuffers(
-            1, number, range(2), spared=None, folder=None, copies=CopyRounds(None, number, 1), ask=self._ask
-        )
+        client = BufferClient(1, number, ask=self._ask)
+        self.buffers = RankBuffers(client, number, range(2), spared=None, copies=CopyRounds(None, number, 1))
 
     def _ask(self, request: Request) -> tuple[int | None, str]:
         if request.bytes and request.index not in self.files:
