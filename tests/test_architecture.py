@@ -48,7 +48,6 @@ LARGE_CLASSES = {
     "AsyncWriter": (13, 0),
     "Console": (13, 0),
     "Agent": (21, 0),
-    "FileCopies": (15, 0),
     "DriverActor": (16, 0),
     "Driver": (13, 29),
     "RunFolder": (17, 0),

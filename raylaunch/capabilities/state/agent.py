@@ -80,7 +80,8 @@ class StateCopies(AgentPart):
         self._call(lambda: self._port.warn(why))
 
     def _found_files(self) -> None:
-        self._call(lambda: self._tell(replace(self._status, has_files=True)))
+        if not self._status.has_files:
+            self._call(lambda: self._tell(replace(self._status, has_files=True)))
 
     def _tell(self, status: StateStatus) -> None:
         self._status = status

@@ -18,7 +18,7 @@ from raylaunch.core.placement.environment import Assignment
 from raylaunch.core.text import printable
 from raylaunch.node.linux import limits
 from raylaunch.node.state import fast_dir, transfer
-from raylaunch.node.state.fast_dir import FilesOwner, FileStamp, TooManyFilesError
+from raylaunch.node.state.fast_dir import FastDir, FilesOwner, FileStamp, TooManyFilesError
 from raylaunch.node.state.state_memory import StateMemory
 from raylaunch.node.state.transfer import CopyRefusedError
 
@@ -51,6 +51,144 @@ class _Source:
         return self.owner.node if self.is_copy else ""
 
 
+class FilePushes:
+    """Copies the node's files to another agent, whenever they have changed."""
+
+    def __init__(self, folder: FastDir, secret: str, is_interrupted: Callable[[], bool]) -> None:
+        """`is_interrupted`: whether to break off copying."""
+        self._folder = folder
+        self._secret = secret
+        self._is_interrupted = is_interrupted
+        #: What was copied last: where to, whose files, and which.
+        self._done: tuple[object, ...] = ()
+        #: Until when that need not be done again, by time.monotonic().
+        self._done_until = math.inf
+        #: Since when copies to this agent have failed, by time.monotonic().
+        self._failing: tuple[CopyAddress | None, float] = None, math.inf
+
+    def push(self, target: CopyAddress, own: FilesOwner, files: dict[str, FileStamp]) -> None:
+        """Copy what has changed of these files.
+
+        Raises CopyRefusedError, and OSError, also where it is interrupted or a file cannot be read.
+        """
+        state = (target, own, tuple(files.items()))
+        if (self._done == state and time.monotonic() < self._done_until) or not (files or self._done):
+            return
+        try:
+            if self._push(target, own, files):
+                self._done, self._done_until = state, math.inf
+        except CopyRefusedError:
+            self._done, self._done_until = state, time.monotonic() + _REFUSED_SECONDS
+            self._failing = target, math.inf
+            raise
+        self._failing = target, math.inf
+
+    def note_failure(self, target: CopyAddress) -> bool:
+        """Note that copying to this agent has failed. Return whether it has done so for a while."""
+        now = time.monotonic()
+        failing, since = self._failing
+        self._failing = target, min(since, now) if failing == target else now
+        return now - self._failing[1] > _FAILING_SECONDS
+
+    def _push(self, target: CopyAddress, own: FilesOwner, found: dict[str, FileStamp]) -> bool:
+        """Copy what the other agent lacks. Return whether it has all; False: some files are being written."""
+        is_complete, refused = True, ""
+        with transfer.connection(target, self._secret) as line:
+            lacking = transfer.ask(line, set[str], "offer", owner=own, files=found)
+            # Files that name others are written after them, and so they are copied after them.
+            for name in sorted(lacking & found.keys(), key=lambda each: (found[each].mtime_ns, each)):
+                try:
+                    is_complete &= self._put(line, own.node, name, found[name])
+                except CopyRefusedError as error:
+                    refused = refused or str(error)
+            transfer.ask(line, NoneType, "finish", owner=own, files=found)
+        if refused:
+            raise CopyRefusedError(refused)
+        return is_complete
+
+    def _put(self, line: socket.socket, node: str, name: str, stamp: FileStamp) -> bool:
+        try:
+            fd = fast_dir.open_complete(self._folder.path, name)
+        except OSError:  # it is gone
+            return False
+        if fd is None:
+            return False
+        try:
+            if fast_dir.stamp_of(fd) != stamp:
+                return False
+            transfer.ask(line, NoneType, "put", node=node, name=name, stamp=stamp)
+            is_whole = transfer.send_file(
+                line,
+                fd,
+                stamp.size,
+                lambda: fast_dir.stamp_of(fd) == stamp,
+                is_stopped=self._is_interrupted,
+                rate=transfer.COPY_BYTES_PER_SECOND,
+            )
+            with contextlib.nullcontext() if is_whole else contextlib.suppress(CopyRefusedError):
+                transfer.read_answer(line, NoneType)
+            return is_whole
+        finally:
+            os.close(fd)
+
+
+class FileFetches:
+    """Gets the files that a node's ranks had elsewhere, when an attempt begins."""
+
+    def __init__(self, folder: FastDir, secret: str) -> None:
+        self._folder = folder
+        self._secret = secret
+
+    def fetch(self, assignment: Assignment, peers: tuple[CopyAddress, ...]) -> None:
+        """Get what the node lacks from these agents, and from its own copies. Raises CopyRefusedError and OSError."""
+        for source in self._sources(assignment, peers):
+            self._fetch(source)
+
+    def _sources(self, assignment: Assignment, peers: tuple[CopyAddress, ...]) -> list[_Source]:
+        """Return whose files the node's ranks need, of those that there are, but for its own."""
+        own = self._folder.owners(before=assignment.attempt)
+        found = [_Source(owner, None, is_copy=bool(node)) for node, owner in own.items()]
+        for peer in peers:
+            if peer.node == assignment.node:
+                continue
+            with contextlib.suppress(OSError), transfer.connection(peer, self._secret, seconds=_ASK_SECONDS) as line:
+                theirs = transfer.ask(line, dict[str, FilesOwner], "owners", before=assignment.attempt)
+                found += [_Source(owner, peer, is_copy=bool(node)) for node, owner in theirs.items()]
+        chosen = [source for rank in assignment.ranks if (source := choose(rank, found)) is not None]
+        return [one for one in dict.fromkeys(chosen) if one.at is not None or one.is_copy]
+
+    def _fetch(self, source: _Source) -> None:
+        if source.at is None:
+            folder = self._folder.folder(source.node)
+            for name, stamp in fast_dir.scan(folder).items():
+                self._folder.link(folder, name, stamp)
+            return
+        with transfer.connection(source.at, self._secret) as line:
+            for name, stamp in transfer.ask(line, dict[str, FileStamp], "list", node=source.node).items():
+                self._fetch_file(line, source, name, stamp)
+
+    def _fetch_file(self, line: socket.socket, source: _Source, name: str, stamp: FileStamp) -> None:
+        there = fast_dir.stamp_of(os.path.join(self._folder.path, fast_dir.checked(name)))
+        if there is not None and there.mtime_ns >= stamp.mtime_ns:
+            return
+        folder = self._folder.folder(source.owner.node)
+        if fast_dir.stamp_of(os.path.join(folder, name)) == stamp:
+            if source.is_copy:
+                self._folder.link(folder, name, stamp)
+            else:  # the copy is still that node's: a script that overwrites its file in place must not change it
+                with self._folder.incoming(stamp.size) as (path, _):
+                    shutil.copyfile(os.path.join(folder, name), path)
+                    self._folder.place(path, self._folder.path, name, stamp)
+            return
+        try:
+            now = transfer.ask(line, FileStamp, "get", node=source.node, name=name)
+        except CopyRefusedError:
+            return  # it is gone, or was not complete when its writer ended
+        with self._folder.incoming(now.size) as (path, fd):
+            transfer.receive_file(line, fd, now.size)
+            self._folder.place(path, self._folder.path, name, now)
+
+
 class FileCopies:
     """Has one thread, from the first attempt on. Its methods are called in the event loop, and return at once."""
 
@@ -59,11 +197,11 @@ class FileCopies:
     ) -> None:
         """`secret`: what the agents of the run say.
 
-        `report` is given sentences for a person, and `found_files` is called when there are files, in the thread.
+        `report` is given sentences for a person, and `found_files` is called again and again while there are files,
+        in the thread.
         """
         self._memory = memory
         self._folder = memory.files.folder
-        self._secret = secret
         self._report = report
         self._found_files = found_files
         self._stop, self._wake = threading.Event(), threading.Event()
@@ -73,13 +211,8 @@ class FileCopies:
         #: The assignment of an attempt whose files are being fetched, and where they may be.
         self._launch: tuple[Assignment, tuple[CopyAddress, ...]] | None = None
         self._target: CopyAddress | None = None
-        #: What was copied last: where to, whose files, and which.
-        self._done: tuple[object, ...] = ()
-        #: Until when that need not be done again, by time.monotonic().
-        self._done_until = math.inf
-        #: Since when copies to this agent have failed, by time.monotonic().
-        self._failing: tuple[CopyAddress | None, float] = None, math.inf
-        self._has_files = False
+        self._pushes = FilePushes(self._folder, secret, self._is_interrupted)
+        self._fetches = FileFetches(self._folder, secret)
 
     def launched(self, assignment: Assignment, peers: tuple[CopyAddress, ...]) -> bool:
         """Copy for the ranks of this attempt from now on. Return whether its workers wait for files of these agents."""
@@ -147,8 +280,7 @@ class FileCopies:
     def _copy(self, found: dict[str, FileStamp]) -> None:
         """Copy what has changed of these files."""
         self._folder.own_bytes = sum(stamp.size for stamp in found.values())
-        if found and not self._has_files:
-            self._has_files = True
+        if found:
             self._found_files()
         with self._lock:
             own, target = self._folder.own, self._target
@@ -156,71 +288,17 @@ class FileCopies:
             self._folder.forget_before(own.attempt, _KEPT_SECONDS)
         if own is None or target is None:
             return
-        state = (target, own, tuple(found.items()))
-        if (self._done == state and time.monotonic() < self._done_until) or not (found or self._done):
-            return
         try:
-            if self._push(target, own, found):
-                self._done, self._done_until = state, math.inf
-            self._failing = target, math.inf
+            self._pushes.push(target, own, found)
         except CopyRefusedError as error:
-            self._done, self._done_until = state, time.monotonic() + _REFUSED_SECONDS
-            self._failing = target, math.inf
             self._say(f"{own.node} has no copy of files on {target.node}: {error}")
         except OSError as error:  # that agent may be gone, and the driver names another one
-            if not self._is_interrupted():
-                self._failed(own, target, error)
+            if not self._is_interrupted() and self._pushes.note_failure(target) and self._is_target(target):
+                self._say(f"{own.node} has no copy of files on {target.node}: {error or type(error).__name__}")
 
-    def _failed(self, own: FilesOwner, target: CopyAddress, error: OSError) -> None:
-        """Say that copies fail if those to this agent have done so for a while, and it is the one to copy to."""
-        now = time.monotonic()
-        failing, since = self._failing
-        self._failing = target, min(since, now) if failing == target else now
+    def _is_target(self, target: CopyAddress) -> bool:
         with self._lock:
-            is_meant = target == self._target
-        if is_meant and now - self._failing[1] > _FAILING_SECONDS:
-            self._say(f"{own.node} has no copy of files on {target.node}: {error or type(error).__name__}")
-
-    def _push(self, target: CopyAddress, own: FilesOwner, found: dict[str, FileStamp]) -> bool:
-        """Copy what the other agent lacks. Return whether it has all; False: some files are being written."""
-        is_complete, refused = True, ""
-        with transfer.connection(target, self._secret) as line:
-            lacking = transfer.ask(line, set[str], "offer", owner=own, files=found)
-            # Files that name others are written after them, and so they are copied after them.
-            for name in sorted(lacking & found.keys(), key=lambda each: (found[each].mtime_ns, each)):
-                try:
-                    is_complete &= self._put(line, own.node, name, found[name])
-                except CopyRefusedError as error:
-                    refused = refused or str(error)
-            transfer.ask(line, NoneType, "finish", owner=own, files=found)
-        if refused:
-            raise CopyRefusedError(refused)
-        return is_complete
-
-    def _put(self, line: socket.socket, node: str, name: str, stamp: FileStamp) -> bool:
-        try:
-            fd = fast_dir.open_complete(self._folder.path, name)
-        except OSError:  # it is gone
-            return False
-        if fd is None:
-            return False
-        try:
-            if fast_dir.stamp_of(fd) != stamp:
-                return False
-            transfer.ask(line, NoneType, "put", node=node, name=name, stamp=stamp)
-            is_whole = transfer.send_file(
-                line,
-                fd,
-                stamp.size,
-                lambda: fast_dir.stamp_of(fd) == stamp,
-                is_stopped=self._is_interrupted,
-                rate=transfer.COPY_BYTES_PER_SECOND,
-            )
-            with contextlib.nullcontext() if is_whole else contextlib.suppress(CopyRefusedError):
-                transfer.read_answer(line, NoneType)
-            return is_whole
-        finally:
-            os.close(fd)
+            return target == self._target
 
     # At the beginning of an attempt.
 
@@ -230,8 +308,7 @@ class FileCopies:
         assignment, peers = launch
         for _ in range(_FETCH_TRIES):
             try:
-                for source in self._sources(assignment, peers):
-                    self._fetch(source)
+                self._fetches.fetch(assignment, peers)
                 error = None
                 break
             except Exception as failure:  # noqa: BLE001  # whatever it is, the workers wait
@@ -250,50 +327,6 @@ class FileCopies:
             why = limits.explained(error, "the agent") if isinstance(error, OSError) else str(error)
             self._say(f"{assignment.node} does not have all files of its ranks in RAYLAUNCH_FAST_DIR: {why}")
         self._memory.files_ready(assignment.attempt)
-
-    def _sources(self, assignment: Assignment, peers: tuple[CopyAddress, ...]) -> list[_Source]:
-        """Return whose files the node's ranks need, of those that there are, but for its own."""
-        own = self._folder.owners(before=assignment.attempt)
-        found = [_Source(owner, None, is_copy=bool(node)) for node, owner in own.items()]
-        for peer in peers:
-            if peer.node == assignment.node:
-                continue
-            with contextlib.suppress(OSError), transfer.connection(peer, self._secret, seconds=_ASK_SECONDS) as line:
-                theirs = transfer.ask(line, dict[str, FilesOwner], "owners", before=assignment.attempt)
-                found += [_Source(owner, peer, is_copy=bool(node)) for node, owner in theirs.items()]
-        chosen = [source for rank in assignment.ranks if (source := choose(rank, found)) is not None]
-        return [one for one in dict.fromkeys(chosen) if one.at is not None or one.is_copy]
-
-    def _fetch(self, source: _Source) -> None:
-        if source.at is None:
-            folder = self._folder.folder(source.node)
-            for name, stamp in fast_dir.scan(folder).items():
-                self._folder.link(folder, name, stamp)
-            return
-        with transfer.connection(source.at, self._secret) as line:
-            for name, stamp in transfer.ask(line, dict[str, FileStamp], "list", node=source.node).items():
-                self._fetch_file(line, source, name, stamp)
-
-    def _fetch_file(self, line: socket.socket, source: _Source, name: str, stamp: FileStamp) -> None:
-        there = fast_dir.stamp_of(os.path.join(self._folder.path, fast_dir.checked(name)))
-        if there is not None and there.mtime_ns >= stamp.mtime_ns:
-            return
-        folder = self._folder.folder(source.owner.node)
-        if fast_dir.stamp_of(os.path.join(folder, name)) == stamp:
-            if source.is_copy:
-                self._folder.link(folder, name, stamp)
-            else:  # the copy is still that node's: a script that overwrites its file in place must not change it
-                with self._folder.incoming(stamp.size) as (path, _):
-                    shutil.copyfile(os.path.join(folder, name), path)
-                    self._folder.place(path, self._folder.path, name, stamp)
-            return
-        try:
-            now = transfer.ask(line, FileStamp, "get", node=source.node, name=name)
-        except CopyRefusedError:
-            return  # it is gone, or was not complete when its writer ended
-        with self._folder.incoming(now.size) as (path, fd):
-            transfer.receive_file(line, fd, now.size)
-            self._folder.place(path, self._folder.path, name, now)
 
     def _say(self, text: str) -> None:
         self._report(printable(text))

@@ -16,6 +16,7 @@ import pytest
 
 from raylaunch.capabilities.state import file_copies
 from raylaunch.capabilities.state.agent import StateCopies
+from raylaunch.capabilities.state.file_copies import FileFetches
 from raylaunch.capabilities.state.sections import StateGoal, StateStatus, dump, load_status
 from raylaunch.core.job.job import Entrypoint, Job
 from raylaunch.core.machine.commits import CopyAddress
@@ -304,13 +305,13 @@ def test_files_are_looked_for_often_though_others_were_slow_to_come(start, monke
     launch(1, first, second, peers=())
     first.write("file")
     until(lambda: second.files("a"), "a copy")
-    sources = file_copies.FileCopies._sources  # noqa: SLF001
+    fetch = FileFetches.fetch
 
     def slow(self, *arguments):
         time.sleep(1.0)
-        return sources(self, *arguments)
+        fetch(self, *arguments)
 
-    monkeypatch.setattr(file_copies.FileCopies, "_sources", slow)
+    monkeypatch.setattr(FileFetches, "fetch", slow)
     launch(3, first, second)
     until(lambda: first.is_ready(3), "the workers to begin")
     until(lambda: second.is_ready(3), "the workers to begin")
