@@ -256,7 +256,7 @@ class State:
         self._schedule = CommitSchedule(every)
         self._folder = DurableFolder.of(durable, os.environ)
         self._alone: HeartbeatWriter | None = None
-        self._rank = RankCommits(self._folder)
+        self._rank = RankCommits()
         #: The interval that was told, and when.
         self._told = 0, -math.inf
         self._unsealed: _Unsealed | None = None
@@ -290,7 +290,7 @@ class State:
         if writer is None:
             return 0
         self._begin_attempt()
-        self._rank.begin(writer)
+        self._rank.begin(writer, self._folder)
         to_restore: RankRestore = self._rank.to_restore
         found = to_restore.read([*self._tensors()])
         if found is None:
@@ -391,13 +391,13 @@ class State:
         unsealed, self._unsealed = self._unsealed, None
         if unsealed is not None:
             unsealed.copies.finish()  # into a buffer that is about to be written again
-        self._rank, self._schedule = RankCommits(self._folder), CommitSchedule(self._every)
+        self._rank, self._schedule = RankCommits(), CommitSchedule(self._every)
         self._completed = self._committed = 0
         for tensor in self._tensors():
             tensor.grad = None  # of a step that was broken off
 
     def _commit(self, writer: HeartbeatWriter, completed: int, *, is_last: bool) -> None:
-        self._rank.begin(writer)
+        self._rank.begin(writer, self._folder)
         proposal = self._rank.wait_for_all(completed, is_last=is_last)
         began = perf_counter()
         found = self._rank.snapshots.take(self._objects, self._collect(), self._rank.number)

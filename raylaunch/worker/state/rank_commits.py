@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -288,18 +287,17 @@ def _is_of_world(found: Any) -> bool:
 class RankCommits:
     """The commits of this rank in this attempt."""
 
-    def __init__(self, folder: DurableFolder | None) -> None:
+    def __init__(self) -> None:
         #: The number of the commit that is being made, or was made last; 0: there is none.
         self.number = 0
-        self._folder = folder
         self._is_begun = False
         self._is_common = False
         #: Whether all ranks have the first commit of this attempt, and light ones may follow.
         self._has_first = False
         #: Whether there is memory for light commits.
         self._has_room = True
+        #: None: commits are not written to disk.
         self._rounds: DurableRounds | None = None
-        self._token = 0
 
     @property
     def is_restore_forgotten(self) -> bool:
@@ -324,8 +322,10 @@ class RankCommits:
             for each in survivors:
                 each.announce()
 
-    def begin(self, writer: HeartbeatWriter) -> None:
+    def begin(self, writer: HeartbeatWriter, folder: DurableFolder | None) -> None:
         """Choose with all ranks what to restore, and wait until the node has it. Called again, do nothing.
+
+        `folder`: where commits are also written; None: nowhere.
 
         Raises RuntimeError if this process has begun another one in this attempt: both would write the same buffers.
         """
@@ -335,8 +335,8 @@ class RankCommits:
         if writer.commits.attempt_with_state == place.attempt:
             msg = "this worker has another `State` already: make one `State` of all objects that are to survive"
             raise RuntimeError(msg)
-        if self._folder is not None:
-            self._folder.check()
+        if folder is not None:
+            folder.check()
         writer.commits.attempt_with_state = place.attempt
         waiting = partial(writer.record_alive, waits=True)
         self.agreement = CommitAgreement(place.rank, place.world_size, waiting)
@@ -347,9 +347,9 @@ class RankCommits:
             )
         chosen, old_size = writer.commits.commit_to_restore(writer.record_alive) or (None, 0)
         client = BufferClient(place.attempt, place.rank)
-        if self._folder is not None:
-            ask = buffer_client.ask if has_agent else without_agent().OwnFiles(self._folder).ask
-            client = BufferClient(place.attempt, place.rank, ask, folder=self._folder.path, keep=self._folder.keep)
+        if folder is not None:
+            ask = buffer_client.ask if has_agent else without_agent().OwnFiles(folder).ask
+            client = BufferClient(place.attempt, place.rank, ask, folder=folder.path, keep=folder.keep)
         self.copies = CopyRounds(writer.commits.commit_to_keep(), place.local_rank, place.nodes)
         self.buffers = RankBuffers(
             client,
@@ -357,23 +357,21 @@ class RankCommits:
             place.sharers,
             spared=chosen,
             copies=self.copies,
-            is_durable=self._folder is not None,
+            is_durable=folder is not None,
         )
-        self.to_restore = RankRestore(place, chosen, old_size, client, self.agreement, self._folder, _live)
-        if self._folder is not None:
+        self.to_restore = RankRestore(place, chosen, old_size, client, self.agreement, folder, _live)
+        if folder is not None:
             if place.rank == 0:
-                self._folder.claim(self)
-            self._rounds = DurableRounds(self._folder, place.rank, place.local_rank, monotonic())
+                folder.claim(self)
+            self._rounds = DurableRounds(folder, place.rank, place.local_rank, monotonic())
         self._is_begun = True
         does_share = has_agent and place.world_size > 1  # the same on all ranks
         self.snapshots = RankSnapshots(place.rank, self.agreement, does_share=does_share)
 
     @property
     def token(self) -> int:
-        """A random number that is the same on all ranks, where something is to be written to disk."""
-        if self._folder is not None and not self._token:
-            self._token = int(self.agreement.agree("token", lambda: str(secrets.randbits(62))))
-        return self._token
+        """A random number that is the same on all ranks, where something is to be written to disk; else 0."""
+        return self._rounds.token(self.agreement) if self._rounds is not None else 0
 
     def wait_for_all(self, completed: int, *, is_last: bool = False) -> Proposal:
         """Wait until all ranks have the last commit: then the one before it may be overwritten.

@@ -39,7 +39,7 @@ class Writer:
 @pytest.fixture
 def commits(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(rank_commits, "sleep", lambda _: None)
-    found: Any = RankCommits(None)
+    found: Any = RankCommits()
     found.copies = SimpleNamespace(kept=None)
     found.to_restore = SimpleNamespace(interval=1)
     found.snapshots = RankSnapshots(0, found, does_share=False)

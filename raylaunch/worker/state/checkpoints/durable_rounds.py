@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import secrets
 import sys
 from typing import Protocol
 
 from raylaunch.core.text import count
 from raylaunch.worker.state.checkpoints.durable_folder import DurableFolder
+from raylaunch.worker.state.commit_agreement import CommitAgreement
 
 _LATE_SECONDS = 60.0
 """How long writing may take, in seconds, before a message says so."""
@@ -30,10 +32,17 @@ class DurableRounds:
         self._folder = folder
         self._rank = rank
         self._local_rank = local_rank
+        self._token = 0
         self._began_at = now
         self._was_last = False
         self._told = ""
         self._told_late = False
+
+    def token(self, agreement: CommitAgreement) -> int:
+        """Return a random number that is the same on all ranks: see `CommitHeader.token`."""
+        if not self._token:
+            self._token = int(agreement.agree("token", lambda: str(secrets.randbits(62))))
+        return self._token
 
     def began(self, now: float, *, to_disk: bool) -> None:
         """Note that a commit is made, and whether it is for the disk."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
 from raylaunch.worker.state.checkpoints.durable_folder import DurableFolder
 from raylaunch.worker.state.checkpoints.durable_rounds import DurableRounds
@@ -29,6 +31,12 @@ def test_rank_0_proposes_one_after_a_while_if_the_last_one_is_on_disk():
     first.began(601.0, to_disk=False)
     assert [first.is_due(Buffers(), now) for now in (1199.0, 1200.0)] == [False, True]
     assert not first.is_due(Buffers(is_written=False), 9999.0)
+
+
+def test_the_ranks_agree_on_one_token_for_all_their_commits():
+    agreement: Any = SimpleNamespace(agree=lambda _, value: value())
+    rounds = DurableRounds(FOLDER, 0, 0, now=0.0)
+    assert rounds.token(agreement) == rounds.token(agreement) > 0
 
 
 def test_two_commits_in_a_row_are_never_for_the_disk():
