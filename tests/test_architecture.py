@@ -50,7 +50,6 @@ LARGE_CLASSES = {
     "Agent": (21, 0),
     "DriverActor": (16, 0),
     "Driver": (13, 29),
-    "RunFolder": (17, 0),
     "RayFleet": (18, 32),
     "LocalFleet": (0, 28),
     "StatusBuilder": (14, 0),

@@ -410,7 +410,7 @@ def _values(run: _PreparedRun, handler: Signals) -> dict[int, bytearray]:
 
 
 def _fetched(run: _PreparedRun) -> dict[int, bytearray]:
-    result, machine = run.folder.result.result(), run.driver.machine
+    result, machine = run.folder.recorded.result.result(), run.driver.machine
     if result.ok:
         parts = assign(machine.attempt, machine.world.members)
         nodes = {rank: part.node for part in parts for rank in part.ranks}
@@ -430,7 +430,7 @@ def _report(
     conclude: Callable[[RunResult], None],
 ) -> RunResult:
     """Derive the result from the journal and write it to the run folder."""
-    result = run.folder.result.result(run_dir=run.folder.where, began=run.began)
+    result = run.folder.recorded.result.result(run_dir=run.folder.where, began=run.began)
     if error is not None:
         result = replace(result, exit_code=error.exit_code, why=error.message)
     elif result.exit_code == ExitCode.UNAVAILABLE:

@@ -96,7 +96,7 @@ class RunControl:
         self._log_layout = log_layout
         self._fleet = fleet
         self.room = room or ClusterRoom()
-        self._logs = LogRelay(fleet, folder.status)
+        self._logs = LogRelay(fleet, folder.recorded.status)
         #: Set when the workers have ended; and when nothing of the run is left.
         self._over, self._ended = threading.Event(), threading.Event()
         self._result: RunResult | None = None
@@ -180,7 +180,7 @@ class RunControl:
     def _state(self) -> RunState:
         result = self._result  # first: the status is newer
         return RunState(
-            status=self._folder.status(),
+            status=self._folder.recorded.status(),
             log_layout=self._log_layout,
             keeps_logs=self._folder.path is not None,
             ended=result is not None,

@@ -39,7 +39,7 @@ class FolderFence:
     def __init__(self, folder: Path | None, epoch: int) -> None:
         """`epoch`: the driver's epoch. `folder` None: the run keeps nothing."""
         self._folder = folder
-        self._epoch = epoch
+        self.epoch = epoch
         #: Ends the nodes that obey no other driver: they would go on for a minute when this process is gone.
         self.on_leave: Callable[[], None] = _nothing
 
@@ -52,7 +52,7 @@ class FolderFence:
                 epoch = json.loads(file.readline())["epoch"]
         except (OSError, ValueError, KeyError, TypeError):
             return 0
-        return epoch if isinstance(epoch, int) and epoch > self._epoch else 0
+        return epoch if isinstance(epoch, int) and epoch > self.epoch else 0
 
     def check(self) -> None:
         """End this process if another driver has taken the folder over."""
@@ -64,7 +64,7 @@ class FolderFence:
         with contextlib.suppress(Exception):
             self.on_leave()
         thread = threading.Thread(
-            target=self._say, args=(f"raylaunch: driver {self._epoch} ends: {why}\n",), daemon=True
+            target=self._say, args=(f"raylaunch: driver {self.epoch} ends: {why}\n",), daemon=True
         )
         thread.start()
         thread.join(_SECONDS)
@@ -75,7 +75,7 @@ class FolderFence:
             os.write(sys.__stderr__.fileno(), text.encode())  # type: ignore[union-attr]
         if self._folder is not None:
             with contextlib.suppress(OSError):
-                file = opened(self._folder / f"driver-{self._epoch}.log")
+                file = opened(self._folder / f"driver-{self.epoch}.log")
                 os.write(file, text.encode())
 
     # What a driver does that takes over.
@@ -91,7 +91,7 @@ class FolderFence:
         first, *lines = [header]
         with contextlib.suppress(FileNotFoundError):
             first, *lines = journal.read_text(encoding="utf-8", errors="replace").split("\n")[:-1] or [header]
-        aside = journal.with_name(f".{journal.name}.{self._epoch}")
+        aside = journal.with_name(f".{journal.name}.{self.epoch}")
         file = os.fdopen(opened(aside, os.O_TRUNC), "w", encoding="utf-8", errors="backslashreplace")
         try:
             file.writelines(f"{line}\n" for line in (self._marked(first, header), *lines[:kept], *last))
@@ -107,7 +107,7 @@ class FolderFence:
     def _marked(self, first: str, header: str) -> str:
         """Return a first line with the epoch of this driver."""
         try:
-            return json.dumps(json.loads(first) | {"epoch": self._epoch})
+            return json.dumps(json.loads(first) | {"epoch": self.epoch})
         except (ValueError, TypeError):
             return header
 

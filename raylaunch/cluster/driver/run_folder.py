@@ -17,7 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from secrets import token_hex
 from typing import TextIO
@@ -55,14 +55,134 @@ class FolderState:
     path: str
     began: str
     status: StatusBuilder
-    count: int
+    count: int = 0
     """How many entries the journal has got."""
-    last: list[JournalEntry]
+    last: list[JournalEntry] = field(default_factory=list)
     """The last of them, which may not be on the disk."""
 
 
+class RecordedRun:
+    """What the entries of the journal say of the run so far, in memory: it needs no disk.
+
+    Only the driver's thread may use it, but any thread may call `status`.
+    """
+
+    def __init__(self, state: FolderState, secrets: Redactor) -> None:
+        self._path, self._began = state.path, state.began
+        self._builder = state.status
+        self._lock = threading.Lock()
+        self._shown: RunStatus | None = None  # without secrets, until the next entry
+        self._secrets = secrets
+        self.count = state.count  # see `FolderState`
+        self._last = deque(state.last, maxlen=_MOST_LAST)
+
+    def add(self, entry: JournalEntry) -> None:
+        """Take the next entry."""
+        self.count += 1
+        self._last.append(entry)
+        with self._lock:
+            self._builder.add(entry)
+            self._shown = None
+
+    @property
+    def result(self) -> ResultBuilder:
+        """What the result is made of."""
+        return self._builder.results
+
+    def status(self) -> RunStatus:
+        """Return the status of the run, without secrets."""
+        with self._lock:
+            if self._shown is None:
+                status = self._builder.status(run_dir=self._path, began=self._began)
+                self._shown = self._secrets.shown(status)
+            return self._shown
+
+    def state(self) -> FolderState:
+        """Return what the next driver needs to go on with the folder."""
+        return FolderState(
+            path=self._path, began=self._began, status=self._builder, count=self.count, last=[*self._last]
+        )
+
+
+class JournalFile:
+    """The file of the journal, without secrets. After an error, of which it warns, nothing more is written to it.
+
+    Only the writer's thread may use it.
+    """
+
+    def __init__(
+        self, folder: Path, writer: FileWriter, fence: FolderFence, secrets: Redactor, warn: Callable[[str], None]
+    ) -> None:
+        self._folder = folder
+        self._writer = writer
+        self._fence = fence
+        self._fence_check_at = 0.0
+        self._secrets = secrets
+        self._warn = warn
+        self._file: TextIO | None = None
+
+    def open(self, job: Job, began: str, clock: float) -> None:
+        """Begin a new journal with its first line, of these facts: see `JournalHeader`."""
+        try:
+            self._file = open_private(self._folder / run_layout.EVENTS)
+        except OSError as error:
+            self.close(error)
+        self._write(lambda: self._header(job, began, clock))
+
+    def take_over(self, state: FolderState, job: Job) -> bool:
+        """Go on with the journal of the last driver, and return whether that is possible.
+
+        It may have written what it could not decide any more: the state has what it decided last.
+        """
+        last = [journal.line(self._secrets.shown(entry)) for entry in state.last]
+        try:
+            header = self._header(job, state.began, 0.0)
+            self._file, missing = self._fence.take_journal(header, state.count - len(last), last)
+        except (OSError, ValueError) as error:
+            self.close(error)
+            return False
+        if missing:
+            self._warn(f"{self._folder} is not the last driver's folder: {missing} entries of the journal are missing")
+        return True
+
+    def write(self, entry: JournalEntry) -> None:
+        """Append an entry."""
+        self._write(lambda: journal.line(self._secrets.shown(entry)))
+
+    def _header(self, job: Job, began: str, clock: float) -> str:
+        return journal.header(self._secrets.shown(job), began, clock, _versions(), epoch=self._fence.epoch)
+
+    def _write(self, line: Callable[[], str]) -> None:
+        if self._file is None:
+            return
+        try:
+            self._file.write(f"{line()}\n")
+            if not self._writer.waiting:
+                self._file.flush()
+                self._check_fence()
+        except Exception as error:  # noqa: BLE001
+            self.close(error)
+
+    def _check_fence(self) -> None:
+        """End this process, at most a second after another driver has taken over, if it decides something then."""
+        if time.monotonic() >= self._fence_check_at:
+            self._fence_check_at = time.monotonic() + _FENCE_SECONDS
+            self._fence.check()
+
+    def close(self, error: Exception | None = None) -> None:
+        """Close the file. `error`: something could not be written."""
+        file, self._file = self._file, None
+        try:
+            if file is not None:
+                file.close()
+        except OSError as last:
+            error = error or last
+        if error is not None:
+            self._warn(_failure(self._folder / run_layout.EVENTS, error))
+
+
 class RunFolder:
-    """The folder of one run. The result is also computed in memory, so that it needs no disk."""
+    """The folder of one run."""
 
     def __init__(
         self, path: Path | None, layout: RunLayout, secrets: Redactor, warn: Callable[[str], None], epoch: int = 0
@@ -72,24 +192,16 @@ class RunFolder:
         `epoch`: the driver's epoch, if another driver may take the folder over; else 0.
         """
         self.path = path
-        self.fence = FolderFence(path if epoch else None, epoch)
-        self._epoch = epoch or 1
+        self.fence = FolderFence(path if epoch else None, epoch or 1)
         #: Set when an agent obeys this driver; until then nothing is written.
         self._commands = threading.Event()
-        self._fence_check_at = 0.0
-        self._status = StatusBuilder(Job())
-        self._status_lock = threading.Lock()
-        self._shown_status: RunStatus | None = None  # without secrets, until the next entry
-        self._began = ""
         self._layout = layout
         self._secrets = secrets
         self._warn = warn
         self._writer = FileWriter() if path is not None else None
-        #: The journal. Only the writer's thread uses it.
-        self._events: TextIO | None = None
+        self._journal = JournalFile(path, self._writer, self.fence, secrets, warn) if path and self._writer else None
         self._has_given_up = False
-        self.count = 0  # see `FolderState`
-        self._last: deque[JournalEntry] = deque(maxlen=_MOST_LAST)
+        self.recorded = RecordedRun(FolderState(path=self.where, began="", status=StatusBuilder(Job())), secrets)
 
     @classmethod
     def create(cls, job: Job, run_id: str, warn: Callable[[str], None], epoch: int = 0) -> RunFolder:
@@ -124,65 +236,31 @@ class RunFolder:
         """The path; `""` if nothing is written."""
         return "" if self.path is None else str(self.path)
 
-    @property
-    def result(self) -> ResultBuilder:
-        """What the result is made of. Only the driver's thread may use it."""
-        return self._status.results
-
-    def status(self) -> RunStatus:
-        """Return the status of the run, without secrets. Any thread may call this."""
-        with self._status_lock:
-            if self._shown_status is None:
-                status = self._status.status(run_dir=self.where, began=self._began)
-                self._shown_status = self._secrets.shown(status)
-            return self._shown_status
-
-    def state(self) -> FolderState:
-        """Return what the driver needs that goes on with this folder."""
-        return FolderState(
-            path=self.where, began=self._began, status=self._status, count=self.count, last=[*self._last]
-        )
-
     def resume(self, state: FolderState, job: Job) -> None:
         """Go on with the folder of another driver, as soon as `take_command` is called."""
-        self._status, self._began, self.count = state.status, state.began, state.count
-        self._last.extend(state.last)
-        if self._writer is not None:
-            header = journal.header(self._secrets.shown(job), state.began, 0.0, _versions(), epoch=self._epoch)
-            self._writer.put(lambda: self._take_journal(state, header))
+        self.recorded = RecordedRun(state, self._secrets)
+        if self._writer is not None and (file := self._journal) is not None:
+            self._writer.put(lambda: self._take_over(file, state, job))
 
     def take_command(self) -> None:
         """Write into the folder of another driver from now on, which no longer can: agents obey this one."""
         self._commands.set()
 
-    def _take_journal(self, state: FolderState, header: str) -> None:
-        """The last driver may have written what it could not decide any more: the state has what it decided last."""
+    def _take_over(self, file: JournalFile, state: FolderState, job: Job) -> None:
         self._commands.wait()
-        last = [journal.line(self._secrets.shown(entry)) for entry in state.last]
-        try:
-            self._events, missing = self.fence.take_journal(header, state.count - len(last), last)
-            if missing:
-                self._warn(
-                    f"{self.where} is not the last driver's folder: {missing} entries of the journal are missing"
-                )
-            if self.status().phase is not Phase.DONE:
-                self.fence.remove(run_layout.RESULT, run_layout.REPORT)
-        except (OSError, ValueError) as error:
-            self._close_journal(error)
+        if file.take_over(state, job) and self.recorded.status().phase is not Phase.DONE:
+            self.fence.remove(run_layout.RESULT, run_layout.REPORT)
 
     def open(self, job: Job, job_text: str, plan: Plan, began: str, clock: float) -> None:
         """Write what is known before the first event. `job_text` has no secrets. `clock`: see `journal.header`."""
-        self._status, self._began = StatusBuilder(job), began
-        if self._writer is None:
+        state = FolderState(path=self.where, began=began, status=StatusBuilder(job))
+        self.recorded = RecordedRun(state, self._secrets)
+        if self._writer is None or (file := self._journal) is None:
             return
         self._writer.put(self._link_latest)
         self._writer.put(lambda: self._write(run_layout.JOB, lambda: job_text))
         self._writer.put(lambda: self._write(run_layout.PLAN, lambda: _json(self._secrets.shown(asdict(plan)))))
-        self._writer.put(
-            lambda: self._open_journal(
-                lambda: journal.header(self._secrets.shown(job), began, clock, _versions(), epoch=self._epoch)
-            )
-        )
+        self._writer.put(lambda: file.open(job, began, clock))
 
     def _link_latest(self) -> None:
         """Let the link `latest` beside the folder lead to it, if the file system has links: nothing needs this one."""
@@ -196,58 +274,18 @@ class RunFolder:
             with contextlib.suppress(OSError):
                 aside.unlink()
 
-    def _open_journal(self, header: Callable[[], str]) -> None:
-        assert self.path is not None
-        try:
-            self._events = open_private(self.path / run_layout.EVENTS)
-        except OSError as error:
-            self._warn_of(run_layout.EVENTS, error)
-        self._write_line(header)
-
     def append(self, entry: JournalEntry) -> None:
         """Append a step of the machine to the journal, without waiting for the disk."""
-        self.count += 1
-        self._last.append(entry)
-        with self._status_lock:
-            self._status.add(entry)
-            self._shown_status = None
-        if self._writer is None or self._has_given_up:
+        self.recorded.add(entry)
+        if self._writer is None or (file := self._journal) is None or self._has_given_up:
             return
         if self._writer.waiting >= MOST_WAITING:
             self._has_given_up = True
-            self._writer.put(self._close_journal)
-            self._warn_of(run_layout.EVENTS, OSError(errno.ETIMEDOUT, "the file system does not answer"))
+            self._writer.put(file.close)
+            error = OSError(errno.ETIMEDOUT, "the file system does not answer")
+            self._warn(_failure(Path(self.where, run_layout.EVENTS), error))
             return
-        self._writer.put(lambda: self._write_line(lambda: journal.line(self._secrets.shown(entry))))
-
-    def _write_line(self, line: Callable[[], str]) -> None:
-        """Append a line to the journal; after an error nothing more is written to it."""
-        if self._events is None:
-            return
-        try:
-            self._events.write(f"{line()}\n")
-            if self._writer is not None and not self._writer.waiting:
-                self._events.flush()
-                self._check_fence()
-        except Exception as error:  # noqa: BLE001
-            self._close_journal(error)
-
-    def _check_fence(self) -> None:
-        """End this process, at most a second after another driver has taken over, if it decides something then."""
-        if time.monotonic() >= self._fence_check_at:
-            self._fence_check_at = time.monotonic() + _FENCE_SECONDS
-            self.fence.check()
-
-    def _close_journal(self, error: Exception | None = None) -> None:
-        """Close the journal. `error`: a line could not be written."""
-        events, self._events = self._events, None
-        try:
-            if events is not None:
-                events.close()
-        except OSError as last:
-            error = error or last
-        if error is not None:
-            self._warn_of(run_layout.EVENTS, error)
+        self._writer.put(lambda: file.write(entry))
 
     def write_stacks(self, attempt: int, text: str) -> str:
         """Write the stacks of an attempt that hung. Return the file's path; `""` if nothing is written."""
@@ -264,9 +302,9 @@ class RunFolder:
         Waits until all is written, but gives up, with a warning, if the file system does not answer for seconds.
         `conclude` is called between, unless the file system does not answer.
         """
-        if self._writer is None:
+        if self._writer is None or self._journal is None:
             return
-        self._writer.put(self._close_journal)
+        self._writer.put(self._journal.close)
         self._writer.put(self.fence.check)
         if self._writer.drain() and conclude is not None:
             conclude(result)
@@ -290,11 +328,12 @@ class RunFolder:
         except Exception as error:  # noqa: BLE001
             with contextlib.suppress(OSError):
                 aside.unlink()
-            self._warn_of(name, error)
+            self._warn(_failure(target, error))
 
-    def _warn_of(self, name: str, error: Exception) -> None:
-        why = error.strerror if isinstance(error, OSError) else f"{described(error)} (this is a bug in raylaunch)"
-        self._warn(f"cannot write {self.where}/{name}: {why}; the run goes on without it")
+
+def _failure(file: Path, error: Exception) -> str:
+    why = error.strerror if isinstance(error, OSError) else f"{described(error)} (this is a bug in raylaunch)"
+    return f"cannot write {file}: {why}; the run goes on without it"
 
 
 def _versions() -> dict[str, str]:

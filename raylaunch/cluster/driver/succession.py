@@ -179,7 +179,7 @@ class FencedLeadership:
     def stepped(self, decisions: Callable[[], DriverLedger], at: RunTime) -> None:
         """Send orders and ledger, if there is anything new. A ledger without orders waits for others."""
         now, has_orders = time.monotonic(), self._keepers.fleet.agents.has_unsent
-        if self._saved == self._folder.count and not has_orders:
+        if self._saved == self._folder.recorded.count and not has_orders:
             return  # an agent has it
         self._holds_launch &= self._is_in_doubt
         due = self._saved_at + _SAVE_SECONDS
@@ -191,7 +191,7 @@ class FencedLeadership:
             self.wake_at = due
             return
         self.wake_at = float("inf")
-        self._saved, self._saved_at = self._folder.count, now
+        self._saved, self._saved_at = self._folder.recorded.count, now
         self._keepers.flush(self.dumped(ledger, at))
 
     def dumped(self, decisions: DriverLedger, at: RunTime) -> bytes:
@@ -202,7 +202,7 @@ class FencedLeadership:
                     facts=self._facts,
                     decisions=decisions,
                     allocator=allocator,
-                    folder=self._folder.state(),
+                    folder=self._folder.recorded.state(),
                     now=at,
                     wall=time.time(),
                     clock=time.monotonic(),

@@ -96,10 +96,8 @@ def test_a_real_run_is_listed_followed_and_stopped(tmp_path):
 # Of a run whose driver listens: the real one, with a fleet that is pretended.
 
 
-class Folder:
-    """The journal of a run in memory, as `RunFolder` has it."""
-
-    path = None
+class Recorded:
+    """The journal of a run in memory, as `RunFolder.recorded` has it."""
 
     def __init__(self, job: Job, recorder: RunRecorder) -> None:
         self._job = job
@@ -127,7 +125,8 @@ class Served:
         )
         self.recorder = RunRecorder()
         self.driver = Driver(job, "run", fleet, self.recorder, self.recorder, time.monotonic())
-        self.control = RunControl(self.driver, Folder(job, self.recorder), "flat", fleet)
+        folder = SimpleNamespace(path=None, recorded=Recorded(job, self.recorder))
+        self.control = RunControl(self.driver, folder, "flat", fleet)
         self.control.serve("127.0.0.1")
         self.ready = threading.Event()
         fleet.on_launched = dict.fromkeys(range(1, 9), self.ready.set)

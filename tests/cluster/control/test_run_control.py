@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
@@ -59,8 +60,7 @@ class Run:
 
 
 class FakeFolder:
-    def status(self) -> None:
-        return None
+    recorded = SimpleNamespace(status=lambda: None)
 
 
 RESTART = RestartRun(by=BY, save_seconds=60.0)

@@ -88,7 +88,7 @@ def finish(folder: RunFolder) -> None:
 def test_the_journal_is_that_of_the_driver_in_command(tmp_path):
     """The first one has written what no state has, and goes on to write: who reads the journal sees each entry once."""
     first = begin(tmp_path, 100)
-    state = first.state()
+    state = first.recorded.state()
     kept = type(state)(path=state.path, began=BEGAN, status=state.status, count=state.count, last=[*state.last])
     ticks(first, range(1000, 1010))
     wait_until(lambda: len(times(first.path)) == 110, 60, "the lines")
@@ -102,8 +102,9 @@ def test_the_journal_is_that_of_the_driver_in_command(tmp_path):
     assert (epoch_of(first.path), len(times(first.path))) == (1, 110)
     second.take_command()
     wait_until(lambda: times(first.path) == [*range(105)], 60, "the journal of the second driver")
-    first._events.write("what the first driver writes\n")  # noqa: SLF001 - as its thread does before it looks again
-    first._events.flush()  # noqa: SLF001
+    file = first._journal._file  # noqa: SLF001
+    file.write("what the first driver writes\n")  # as its thread does before it looks again
+    file.flush()
     reader.refresh()
     assert (reader.problem, reader.status().result.seconds) == ("", 104.0)
     finish(second)
@@ -150,14 +151,14 @@ def test_a_driver_of_an_earlier_epoch_takes_nothing(tmp_path, left):
 def test_a_result_that_a_driver_has_written_which_was_cut_off(tmp_path):
     """It is removed, as the run goes on; but that of a run that has ended stays."""
     first = begin(tmp_path, 3)
-    state = first.state()
+    state = first.recorded.state()
     finish(first)
     second = resumed(tmp_path, state, 2)
     assert (first.path / "result.json").exists()
     second.take_command()
     wait_until(lambda: not (first.path / "result.json").exists(), 60, "the result to be gone")
     second.append(JournalEntry(event=Tick(at=9.0), actions=(Finish(exit_code=0, why="done"),)))
-    state = second.state()
+    state = second.recorded.state()
     finish(second)
     third = resumed(tmp_path, state, 3)
     third.take_command()

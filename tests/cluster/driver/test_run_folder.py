@@ -82,7 +82,7 @@ def write_run_folder(of: Job) -> RunFolder:
     ):
         folder.append(entry)
     folder.write_stacks(1, "rank 0 sleeps\n")
-    folder.close(folder.result.result(run_dir=folder.where, began=BEGAN))
+    folder.close(folder.recorded.result.result(run_dir=folder.where, began=BEGAN))
     return folder
 
 
@@ -136,7 +136,7 @@ def test_no_secret_is_written(tmp_path):
 
 def test_the_result_in_memory_is_not_redacted(tmp_path):
     """Whoever shows it replaces secrets."""
-    (attempt,) = write_run_folder(job_with_secrets(tmp_path)).result.result().attempts
+    (attempt,) = write_run_folder(job_with_secrets(tmp_path)).recorded.result.result().attempts
     assert SECRETS[0] in attempt.failures[0].error.message
 
 
@@ -210,7 +210,7 @@ def test_a_disk_that_hangs_for_long_does_not_fill_the_memory(tmp_path, monkeypat
     assert messages == [f"cannot write {folder.path}/events.jsonl: {why}"]
     reader = threading.Thread(target=blocked.read_text)
     reader.start()
-    folder.close(folder.result.result(run_dir=folder.where, began=BEGAN))
+    folder.close(folder.recorded.result.result(run_dir=folder.where, began=BEGAN))
     reader.join()
     _, written = journal.read((folder.path / "events.jsonl").read_text().splitlines())
     assert 90 < len(written) <= 100
@@ -322,7 +322,7 @@ def test_a_full_disk_is_reported_once(tmp_path, monkeypatch):
         folder.append(JournalEntry(event=Tick(at=float(number)), actions=()))
     folder.close(results.result([], run_dir=folder.where, began=BEGAN))
     assert messages == [f"cannot write {folder.path}/events.jsonl: No space left on device; the run goes on without it"]
-    assert folder.result.result().seconds == 9.0
+    assert folder.recorded.result.result().seconds == 9.0
 
 
 def test_text_that_is_not_utf8(tmp_path):

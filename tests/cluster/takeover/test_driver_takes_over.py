@@ -31,7 +31,6 @@ from raylaunch.cluster.driver.run_folder import RunFolder
 from raylaunch.cluster.driver.succession import FencedLeadership
 from raylaunch.cluster.fleet_api import AgentAdopted, AgentLost, AgentsAdopted, HostDraining, ReportReceived
 from raylaunch.core.failures.failure import WorkerError
-from raylaunch.core.history.run_status import StatusBuilder
 from raylaunch.core.job.job import Entrypoint, Job
 from raylaunch.core.machine.commits import CopyAddress
 from raylaunch.core.machine.events_and_actions import DriverReplaced, ResizeRequested, RestartRequested, StopRequested
@@ -127,7 +126,7 @@ def driver(fleet, job: Job, ledger=None, kind: type[Driver] = Driver, *, gone: b
     )
     recorder = RunRecorder()
     folder = RunFolder(None, None, None, print)
-    folder._status = StatusBuilder(job)
+    folder.open(job, "", facts.plan, "", 0.0)
     folder.append = recorder.append
     last = None
     if ledger:
