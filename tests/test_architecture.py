@@ -52,7 +52,6 @@ LARGE_CLASSES = {
     "Driver": (13, 29),
     "RayFleet": (18, 32),
     "LocalFleet": (0, 28),
-    "StatusBuilder": (14, 0),
     "ForkServer": (19, 28),
     "WorkerTable": (20, 0),
 }

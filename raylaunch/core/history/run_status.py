@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from raylaunch.core.history.step_rates import behind
 from raylaunch.core.history.time_per_state import StatesBuilder
@@ -114,6 +115,27 @@ class _KnownNode:
     memory: NodeMemory | None = None
 
 
+class _LatestAttempt:
+    """The attempt that was launched last: the ranks of its nodes, and which of these have finished."""
+
+    def __init__(self, number: int, roster: Collection[NodeId], nodes: Mapping[NodeId, _KnownNode]) -> None:
+        workers = [nodes[node].workers if node in nodes else 0 for node in roster]
+        self.number = number
+        #: By node of the roster, in its order: the rank of its first worker.
+        self.first_ranks = dict(zip(roster, accumulate(workers, initial=0), strict=False))
+        self.world_size = sum(workers)
+        #: Nodes whose workers have all ended with exit code 0.
+        self.finished: set[NodeId] = set()
+
+    def unfinished(self, nodes: Collection[NodeId]) -> list[NodeId]:
+        """Return which of the nodes take part and have not finished."""
+        return [node for node in self.first_ranks if node in nodes and node not in self.finished]
+
+    def order(self, node: NodeId) -> tuple[float, str]:
+        """Return the key that sorts nodes: those that take part in rank order, then the others."""
+        return self.first_ranks.get(node, math.inf), node
+
+
 class StatusBuilder:
     """Computes the status from the entries of the journal, one after the other, with limited memory.
 
@@ -129,13 +151,7 @@ class StatusBuilder:
         self._why = ""
         #: Nodes of which an answer is awaited in this phase.
         self._awaited: set[NodeId] = set()
-        self._attempt = 0
-        self._roster: tuple[NodeId, ...] = ()
-        self._world_size = 0
-        #: By node of the roster: the rank of its first worker.
-        self._first_ranks: dict[NodeId, int] = {}
-        #: Nodes whose workers have all ended with exit code 0.
-        self._finished: set[NodeId] = set()
+        self._attempt = _LatestAttempt(0, (), {})
         self._progress: Progressed | None = None
         #: Whether that is the first report of its attempt, whose rate may be 0 since there was no time to measure it.
         self._is_first_report = False
@@ -181,16 +197,16 @@ class StatusBuilder:
                 for memory in event.memory:
                     if memory.node in self._nodes:
                         self._nodes[memory.node].memory = memory
-            case WorkersStarted(node=node) if event.attempt == self._attempt:
+            case WorkersStarted(node=node) if event.attempt == self._attempt.number:
                 if node in self._nodes:
                     self._nodes[node].pids = event.pids
                 self._answered(node, Phase.STARTING)
-            case WorkersExited(node=node, failures=()) if event.attempt == self._attempt:
-                self._finished.add(node)
+            case WorkersExited(node=node, failures=()) if event.attempt == self._attempt.number:
+                self._attempt.finished.add(node)
                 self._answered(node, Phase.STARTING, Phase.SAVING)
-            case WorkersCheckpointed(node=node, step=int()) if event.attempt == self._attempt:
+            case WorkersCheckpointed(node=node, step=int()) if event.attempt == self._attempt.number:
                 self._answered(node, Phase.SAVING)
-            case WorkersStopped(node=node) if event.attempt == self._attempt:
+            case WorkersStopped(node=node) if event.attempt == self._attempt.number:
                 self._answered(node, Phase.STOPPING)
             case _:
                 pass
@@ -202,9 +218,7 @@ class StatusBuilder:
     def _note_action(self, action: Action) -> None:
         match action:
             case Launch():
-                self._attempt, self._roster = action.attempt, action.roster
-                self._finished = set()
-                self._assign_ranks()
+                self._attempt = _LatestAttempt(action.attempt, action.roster, self._nodes)
                 self._enter(Phase.STARTING, action.why, action.roster)
             case RequestCheckpoint():
                 self._enter(Phase.SAVING, action.why, action.nodes)
@@ -217,13 +231,6 @@ class StatusBuilder:
             case _:
                 pass
 
-    def _assign_ranks(self) -> None:
-        """Number the attempt's workers, node by node in the order of the roster."""
-        self._first_ranks, self._world_size = {}, 0
-        for node in self._roster:
-            self._first_ranks[node] = self._world_size
-            self._world_size += self._nodes[node].workers if node in self._nodes else 0
-
     def _enter(self, phase: Phase, why: str, awaited: Collection[NodeId]) -> None:
         self._phase, self._why, self._awaited = phase, why, set(awaited)
 
@@ -233,10 +240,10 @@ class StatusBuilder:
             phase=self._phase,
             why=self._why,
             waits_for=self._waits_for(),
-            attempt=self._attempt,
-            world_size=self._world_size,
-            roster=self._roster,
-            nodes=tuple(self._node_status(name) for name in sorted(self._nodes, key=self._order)),
+            attempt=self._attempt.number,
+            world_size=self._attempt.world_size,
+            roster=tuple(self._attempt.first_ranks),
+            nodes=tuple(self._node_status(name) for name in sorted(self._nodes, key=self._attempt.order)),
             progress=self._progress,
             behind=behind(self._progress) if self._progress is not None and not self._is_first_report else 0,
             steps_per_second=self._rate(),
@@ -246,12 +253,9 @@ class StatusBuilder:
 
     def _rate(self) -> float | None:
         progress = self._progress
-        if progress is None or progress.attempt != self._attempt or not self._phase.is_training:
+        if progress is None or progress.attempt != self._attempt.number or not self._phase.is_training:
             return None
         return None if self._is_first_report and not progress.rate else progress.rate
-
-    def _order(self, name: NodeId) -> tuple[float, str]:
-        return self._first_ranks.get(name, math.inf), name
 
     def _node_status(self, name: NodeId) -> NodeSummary:
         node = self._nodes[name]
@@ -262,7 +266,7 @@ class StatusBuilder:
             state=state,
             draining=node.is_draining,
             workers=node.workers,
-            first_rank=self._first_ranks.get(name),
+            first_rank=self._attempt.first_ranks.get(name),
             pids=node.pids if state in (NodeState.RUNNING, NodeState.STOPPING) else (),
             memory=node.memory,
         )
@@ -270,11 +274,11 @@ class StatusBuilder:
     def _state_of(self, name: NodeId) -> NodeState:
         if not self._nodes[name].has_joined:
             return NodeState.GRANTED
-        if name not in self._roster or self._phase in (Phase.GATHERING, Phase.DONE):
+        if name not in self._attempt.first_ranks or self._phase in (Phase.GATHERING, Phase.DONE):
             return NodeState.IDLE
         if self._phase is Phase.STOPPING:
             return NodeState.STOPPING if name in self._awaited else NodeState.IDLE
-        if name in self._finished:
+        if name in self._attempt.finished:
             return NodeState.FINISHED
         return NodeState.STARTING if self._phase is Phase.STARTING and name in self._awaited else NodeState.RUNNING
 
@@ -284,9 +288,8 @@ class StatusBuilder:
                 return self._missing_nodes()
             case Phase.STARTING:
                 return f"{_names(self._awaited)} to start workers"
-            case Phase.RUNNING if self._finished:
-                unfinished = [node for node in self._roster if node in self._nodes and node not in self._finished]
-                return f"{_names(unfinished)} to finish, as others have"
+            case Phase.RUNNING if self._attempt.finished:
+                return f"{_names(self._attempt.unfinished(self._nodes))} to finish, as others have"
             case Phase.SAVING:
                 return f"{_names(self._awaited)} to save"
             case Phase.STOPPING:
