@@ -41,6 +41,7 @@ from raylaunch.core.machine.requests import requested
 from raylaunch.core.machine.save_time import DeadlineSet
 from raylaunch.core.machine.state import Phase, Stopping
 from raylaunch.core.monitoring.progress_report import ProgressSample
+from raylaunch.core.newtypes import NodeId
 from raylaunch.core.placement.environment import assign
 from raylaunch.core.placement.plan import Plan
 from raylaunch.core.record.journal import JournalEntry
@@ -56,6 +57,23 @@ _NO_DEADLINE = 1e6
 _CODES = {"dim": "2", "green": "32", "yellow": "33"}
 
 
+class _ShownAttempt:
+    """What was printed of one attempt."""
+
+    def __init__(self, launched_at: float = 0.0, ranks: Mapping[NodeId, range] | None = None) -> None:
+        """`launched_at`: 0: by an earlier driver, or there is no attempt yet. `ranks`: by node."""
+        self.launched_at = launched_at
+        self._ranks = ranks or {}
+        #: Ranks whose output was shown.
+        self.shown_ranks: set[int] = set()
+        #: Reasons that were printed; each is printed only once.
+        self.reasons: set[str] = set()
+
+    def has_output_of(self, node: NodeId) -> bool:
+        """Return whether output of the node's workers was shown."""
+        return not self.shown_ranks.isdisjoint(self._ranks.get(node, ()))
+
+
 class Console:
     """The observer that prints one line for each change in the run.
 
@@ -67,13 +85,7 @@ class Console:
         self._encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
         self._writer = AsyncWriter(sys.stdout, sys.stderr)
         self._phase = Phase.GATHERING
-        self._launched_at = 0.0
-        #: Ranks of this attempt by node.
-        self._ranks: dict[str, range] = {}
-        #: Ranks of this attempt whose output was shown.
-        self._shown_ranks: set[int] = set()
-        #: Reasons that were printed during this attempt; each is printed only once.
-        self._reasons: set[str] = set()
+        self._attempt = _ShownAttempt()
         self._progress = ProgressLine()
         self._live = LiveLine(self._colour)
         self._is_live = False
@@ -125,8 +137,8 @@ class Console:
                 self._print_action(action, machine, entry.event)
         if machine.phase is not self._phase:
             self._phase = machine.phase
-            if machine.phase is Phase.RUNNING and self._launched_at:  # else an earlier driver has said it
-                took = machine.now - self._launched_at
+            if machine.phase is Phase.RUNNING and self._attempt.launched_at:  # else an earlier driver has said it
+                took = machine.now - self._attempt.launched_at
                 self.say(
                     f"attempt {machine.attempt} runs: {machine.status} (started in {duration(took)})", colour="green"
                 )
@@ -138,10 +150,10 @@ class Console:
             case NodeGranted() | NodeJoined() | NodeDraining() | DriverReplaced() | DeadlineSet():
                 self._print_arrival(entry.event)
             case NodeLost() as event if event.node in machine.roster:
-                has_output = not self._shown_ranks.isdisjoint(self._ranks.get(event.node, ()))
+                has_output = self._attempt.has_output_of(event.node)
                 note = "; the last lines of its workers may be missing here" if has_output else ""
                 lost = f"{event.node} was lost: {event.why}"
-                self._reasons.add(lost)
+                self._attempt.reasons.add(lost)
                 self.say(f"{lost}{note}", colour="yellow")
             case WorkersHung() as event if entry.actions:
                 self._print_hang(event)
@@ -179,20 +191,18 @@ class Console:
     def _print_action(self, action: Action, machine: Machine, event: Event | None) -> None:
         match action:
             case Launch(attempt=attempt, why=why):
-                self._launched_at = machine.now
-                members = [machine.nodes[node] for node in action.roster if node in machine.nodes]
-                self._ranks = {part.node: part.ranks for part in assign(attempt, members)}
-                self._shown_ranks.clear()
-                if attempt > 1 and why not in self._reasons:
+                if attempt > 1 and why not in self._attempt.reasons:
                     self.say(why, colour="yellow")
-                self._reasons.clear()
-            case Stop(why=why, grace=grace) if grace > 0 and why not in self._reasons:
-                self._reasons.add(why)
+                members = [machine.nodes[node] for node in action.roster if node in machine.nodes]
+                ranks = {part.node: part.ranks for part in assign(attempt, members)}
+                self._attempt = _ShownAttempt(machine.now, ranks)
+            case Stop(why=why, grace=grace) if grace > 0 and why not in self._attempt.reasons:
+                self._attempt.reasons.add(why)
                 why = _without_failure(machine) or why
                 again = "; another one kills them" if isinstance(event, StopRequested) and not event.by else ""
                 self.say(f"stopping the workers, within {grace:g} s: {why}{again}", colour="yellow")
             case RequestCheckpoint(why=why):
-                self._reasons.add(why)  # the driver says it, which knows whether the workers can save
+                self._attempt.reasons.add(why)  # the driver says it, which knows whether the workers can save
             case Cordon(why=why):
                 self.say(why, colour="yellow")
             case Uncordon(why=why):
@@ -205,7 +215,7 @@ class Console:
     def on_output(self, output: Iterable[LogOutput]) -> None:
         """Write output of the workers, which the nodes have already filtered and prefixed."""
         for part in output:
-            self._shown_ranks.add(part.rank)
+            self._attempt.shown_ranks.add(part.rank)
             self._writer.put(part.stream, part.data)
 
     def on_message(self, text: str) -> None:
