@@ -19,7 +19,6 @@ MAX_QUEUED = 32 * 1024 * 1024
 CHUNK = 64 * 1024
 STALL_SECONDS = 5.0
 """`close` gives up when nothing was written for this long."""
-_HIDE_SECONDS = 1.0
 _NONBLOCKING = 512
 """Bytes that a file takes without blocking when poll(2) says that it is writable: POSIX's minimum for PIPE_BUF."""
 
@@ -45,8 +44,6 @@ class AsyncWriter:
         self._current = ""
         self._given_up = False
         self._row: LiveRow | None = None
-        #: Set by the thread when it has erased the row; None: the row is to be there.
-        self._hidden: threading.Event | None = None
         self._suspend_handler: SuspendHandler | None = None
         self._thread = threading.Thread(target=self._write, daemon=True, name="raylaunch-output")
         self._thread.start()
@@ -77,22 +74,9 @@ class AsyncWriter:
         fd, stdout = terminal.fileno(), self._files["stdout"]
         streams = ("stdout", "stderr") if stdout is not None and stdout.isatty() else ("stderr",)
         self._row = LiveRow(text, lambda: size_of(fd), streams)
-        self._suspend_handler = SuspendHandler(pause=self._hide_row, resume=self._unhide_row)
+        self._suspend_handler = SuspendHandler(lambda: self._queue.put(_WAKE))
         self._queue.put(_WAKE)
         return True
-
-    def _hide_row(self) -> None:
-        """Erase the row until `_unhide_row`. Waits for it, but not long.
-
-        A signal handler calls this: it needs no lock that the interrupted code may hold.
-        """
-        hidden = self._hidden = threading.Event()
-        self._queue.put(_WAKE)
-        hidden.wait(_HIDE_SECONDS)
-
-    def _unhide_row(self) -> None:
-        self._hidden = None
-        self._queue.put(_WAKE)
 
     def close(self) -> None:
         """Wait until all is written. Gives up if nothing is written for 5 s, or on Ctrl-C."""
@@ -150,7 +134,7 @@ class AsyncWriter:
         return self._queue.get()
 
     def _draw_row(self, row: LiveRow) -> None:
-        hidden = self._hidden
+        hidden = self._suspend_handler.hidden if self._suspend_handler is not None else None
         self._write_row(row.draw() if hidden is None else row.erase())
         if hidden is not None:
             hidden.set()

@@ -26,6 +26,8 @@ PARTIAL_SECONDS = 1.0
 """How long after output that may end within a character or an escape sequence there is no row."""
 MOVED_SECONDS = 10.0
 """How long after output that moves the cursor, as nested bars do, there is no row: it may use the rows below."""
+_HIDE_SECONDS = 1.0
+"""How long a stop waits for the row to be erased."""
 
 _MOVES = re.compile(rb"\x1b(?!\[[\d;]*m)")
 """Any escape sequence except colours."""
@@ -149,13 +151,16 @@ def size_of(terminal: int) -> tuple[int, int] | None:
 
 
 class SuspendHandler:
-    """A handler of SIGTSTP, which Ctrl-Z sends: something is done before this process is stopped, and when it goes on.
+    """A handler of SIGTSTP, which Ctrl-Z sends: while this process is stopped, there is no row.
 
-    `pause` and `resume` are called in the main thread, which must also call all methods.
+    Make and close it in the main thread. The thread that writes to the terminal looks at `hidden`.
     """
 
-    def __init__(self, *, pause: Callable[[], None], resume: Callable[[], None]) -> None:
-        self._pause, self._resume = pause, resume
+    def __init__(self, wake: Callable[[], None]) -> None:
+        """`wake` has the thread look at `hidden` soon. A signal handler calls it: it must not need a lock."""
+        self._wake = wake
+        #: To be set by the thread when it has erased the row; None: the row is to be there.
+        self.hidden: threading.Event | None = None
         #: Any other handler belongs to the program that runs this code, or to its caller, and stays.
         self._is_ours = signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL
         if self._is_ours:
@@ -163,11 +168,14 @@ class SuspendHandler:
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         del number, frame
-        self._pause()
+        hidden = self.hidden = threading.Event()
+        self._wake()
+        hidden.wait(_HIDE_SECONDS)
         signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTSTP)
         signal.signal(signal.SIGTSTP, self._stop)
-        self._resume()
+        self.hidden = None
+        self._wake()
 
     def close(self) -> None:
         """Give SIGTSTP its default action again, if this handler has replaced it."""
