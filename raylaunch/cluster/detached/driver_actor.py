@@ -11,7 +11,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -74,21 +74,11 @@ class DriverActor:
         self._me = context.current_actor
         self._token = named_resources.token_of(str(context.get_actor_name()))
         self._is_another = takes_over or context.was_current_actor_reconstructed
-        self._loop = asyncio.get_event_loop()
-        self._changed = asyncio.Event()
-        #: Identifies this process, whose news are counted from 0.
-        self._life = secrets.token_hex(4)
-        self._news: list[DriverNews] = []
-        #: How many of the news the command has got.
-        self._told = 0
-        #: How many calls of `news` wait for an answer, and the time.monotonic() at which one did last.
-        self._listeners, self._listened_at = 0, time.monotonic()
+        self._news = NewsFeed()
         #: Ray's reference to the answer of the interim keeper.
         self._interim: Any = None
         self._request: bytes | None = None
         self._requested = threading.Event()
-        #: Why this driver is not in command yet, as it was said last, and the time.monotonic() of that.
-        self._said, self._said_at = "", 0.0
         threading.Thread(target=self._drive, daemon=True, name="raylaunch-driver").start()
 
     @ray.method(num_returns=0)  # type: ignore[untyped-decorator]
@@ -111,27 +101,18 @@ class DriverActor:
 
         The command may leave when it has the run's id. So that is not told before somebody keeps what was requested.
         """
-        self._told = max(self._told, after)
-        self._listeners += 1
-        try:
-            if len(self._news) <= after:
-                self._changed.clear()
-                timer = self._loop.call_later(_ASK_SECONDS, self._changed.set)
-                await self._changed.wait()
-                timer.cancel()
-            if self._interim is not None:
-                await asyncio.wait([asyncio.wrap_future(self._interim.future())], timeout=_KEEP_SECONDS)
-        finally:
-            self._listeners -= 1
-            self._listened_at = time.monotonic()
-        return self._life, self._news[after:]
+        return self._news.life, await self._news.after(after, self._await_keeper)
+
+    async def _await_keeper(self) -> None:
+        if self._interim is not None:
+            await asyncio.wait([asyncio.wrap_future(self._interim.future())], timeout=_KEEP_SECONDS)
 
     def _drive(self) -> None:
         self._me.is_there.options(name=TITLE).remote()  # Ray sets the title of a process after a call
         try:
             place = self._found() if self._is_another else self._first()
         except Exception as error:  # noqa: BLE001
-            self._tell(DriverNews(text=f"the driver cannot begin: {type(error).__name__}: {error}\n"))
+            self._news.tell(DriverNews(text=f"the driver cannot begin: {type(error).__name__}: {error}\n"))
             self._leave(int(ExitCode.UNAVAILABLE))
         else:
             if place is None:
@@ -159,30 +140,22 @@ class DriverActor:
             found = succession.find(self._token, since)
             return self._first() if found is None and self._request is not None else found
 
-        place = succession.await_ledger(look, self._patience, self._say)
+        place = succession.await_ledger(look, self._patience, AbsenceNotes(self._token).say)
         if place is not None and place.predecessor is None:
             named_resources.remove_nodes(self._token)  # the last driver may have started some
         return place
-
-    def _say(self, why: str) -> None:
-        """Say in `status`, `driver.log` and Ray's log why this driver is not in command yet."""
-        now, is_new = time.monotonic(), why != self._said
-        if is_new or now >= self._said_at + RENEW_SECONDS:
-            self._said, self._said_at = why, now
-            noting = partial(_note_absence, self._token, why, is_new=is_new)
-            threading.Thread(target=noting, daemon=True, name="raylaunch-say").start()  # a file system may not answer
 
     def _run(self, place: Succession) -> None:
         code = int(ExitCode.INTERNAL)
         try:
             run, drive = _load(place.request)
             _take_place_of(run, needs_folder=place.predecessor is None)
-            code = drive(replace(run, job=replace(run.job, ray=RayOptions())), self._tell, place)
+            code = drive(replace(run, job=replace(run.job, ray=RayOptions())), self._news.tell, place)
         except ConfigError as error:
             code = error.exit_code
-            self._tell(DriverNews(text=f"error: {error.message}\n\nhint: {error.hint}\n"))
+            self._news.tell(DriverNews(text=f"error: {error.message}\n\nhint: {error.hint}\n"))
         except Exception as error:  # noqa: BLE001
-            self._tell(DriverNews(text=f"the driver cannot begin: {type(error).__name__}: {error}\n"))
+            self._news.tell(DriverNews(text=f"the driver cannot begin: {type(error).__name__}: {error}\n"))
         finally:
             if place.is_in_command():
                 named_resources.remove_nodes(self._token)
@@ -190,10 +163,8 @@ class DriverActor:
 
     def _leave(self, code: int, place: Succession | None = None) -> None:
         """Tell the command that the run has ended, and end what is left of it, if this driver is in command."""
-        self._tell(DriverNews(exit_code=code))
-        deadline = (time.monotonic() if self._listeners else self._listened_at) + _LINGER_SECONDS
-        while self._told < len(self._news) and time.monotonic() < deadline:
-            time.sleep(0.05)
+        self._news.tell(DriverNews(exit_code=code))
+        self._news.linger()
         if place is not None and not place.is_in_command():
             end_this_process()
         self._end()
@@ -203,22 +174,77 @@ class DriverActor:
         named_resources.remove(self._token)
         ray.kill(self._me)
 
-    def _tell(self, news: DriverNews) -> None:
+
+class NewsFeed:
+    """What the driver tells the command that started it, which asks for it by one call after the other."""
+
+    def __init__(self) -> None:
+        """Of the event loop in which this is called."""
+        self._loop = asyncio.get_event_loop()
+        self._changed = asyncio.Event()
+        #: Identifies this process, whose news are counted from 0.
+        self.life = secrets.token_hex(4)
+        self._news: list[DriverNews] = []
+        #: How many of the news the command has got.
+        self._told = 0
+        #: How many calls of `after` wait for an answer, and the time.monotonic() at which one did last.
+        self._listeners, self._listened_at = 0, time.monotonic()
+
+    def tell(self, news: DriverNews) -> None:
+        """Append news. Any thread may call it."""
         if len(self._news) < _MOST_NEWS or not news.text:
             self._news.append(news)
             self._loop.call_soon_threadsafe(self._changed.set)
 
+    async def after(self, number: int, may_tell: Callable[[], Awaitable[None]]) -> list[DriverNews]:
+        """Return the news after this number, or nothing when two seconds have passed. Awaits `may_tell` before."""
+        self._told = max(self._told, number)
+        self._listeners += 1
+        try:
+            if len(self._news) <= number:
+                self._changed.clear()
+                timer = self._loop.call_later(_ASK_SECONDS, self._changed.set)
+                await self._changed.wait()
+                timer.cancel()
+            await may_tell()
+        finally:
+            self._listeners -= 1
+            self._listened_at = time.monotonic()
+        return self._news[number:]
 
-def _note_absence(token: str, why: str, *, is_new: bool) -> None:
-    line = f"raylaunch: no driver is in command: {why}\n"
-    if is_new:
-        sys.stderr.write(line)
-    run = cluster_registry.note_absence(token, why)
-    if is_new and run is not None and run.folder:
-        with contextlib.suppress(OSError):
-            log = opened(Path(run.folder) / run_layout.DRIVER_LOG)
-            os.write(log, line.encode(errors="backslashreplace"))
-            os.close(log)
+    def linger(self) -> None:
+        """Wait, in another thread than the loop's, until the command has got all news or seems to have left."""
+        deadline = (time.monotonic() if self._listeners else self._listened_at) + _LINGER_SECONDS
+        while self._told < len(self._news) and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+
+class AbsenceNotes:
+    """Says in `status`, `driver.log` and Ray's log why this driver is not in command yet."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+        #: What was said last, and the time.monotonic() of that.
+        self._said, self._said_at = "", 0.0
+
+    def say(self, why: str) -> None:
+        """Say this, if it is new or was said a while ago."""
+        now, is_new = time.monotonic(), why != self._said
+        if is_new or now >= self._said_at + RENEW_SECONDS:
+            self._said, self._said_at = why, now
+            noting = partial(self._note, why, is_new=is_new)
+            threading.Thread(target=noting, daemon=True, name="raylaunch-say").start()  # a file system may not answer
+
+    def _note(self, why: str, *, is_new: bool) -> None:
+        line = f"raylaunch: no driver is in command: {why}\n"
+        if is_new:
+            sys.stderr.write(line)
+        run = cluster_registry.note_absence(self._token, why)
+        if is_new and run is not None and run.folder:
+            with contextlib.suppress(OSError):
+                log = opened(Path(run.folder) / run_layout.DRIVER_LOG)
+                os.write(log, line.encode(errors="backslashreplace"))
+                os.close(log)
 
 
 def _versions() -> str:
