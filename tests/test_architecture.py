@@ -45,7 +45,6 @@ LARGE_MODULES = {
 }
 """Modules that are older than the limit of public names, with their number. It may only become less."""
 LARGE_CLASSES = {
-    "Agent": (21, 0),
     "Driver": (13, 29),
     "RayFleet": (18, 32),
     "LocalFleet": (0, 28),

@@ -19,7 +19,6 @@ from raylaunch.cluster.agent.link import Link
 from raylaunch.cluster.capability import AgentPart, AgentPort
 from raylaunch.core.job import outputs
 from raylaunch.core.job.node_rules import NodeAttributes, matching
-from raylaunch.core.job.outputs import OutputView
 from raylaunch.core.machine.workers_status import WorkersStatus
 from raylaunch.core.monitoring.heartbeat import Heartbeat
 from raylaunch.core.newtypes import HostId, NodeTime
@@ -140,27 +139,26 @@ class Agent:
             cpus_per_worker=spec.job.cpus_per_worker,
             ray_address=spec.ray_address,
         )
-        #: For worlds of several hosts.
-        self._interface_env = interface_env(place, home.host_addresses, interfaces.bridges(), env)
-        self._view, self._address, self._log_reader = outputs.view(spec.job), address, LogReader()
-        threads = env.get("OMP_NUM_THREADS", "")
-        self._up = partial(AgentReady, host=home.host, address=address, nproc=spec.nproc, threads=threads)
-        self._supervisor = self._made_supervisor(spec, env, client)
-        self._outbox = Outbox()
-        self._status = StatusFeed(spec.epoch)
-        #: Set when there is something to report.
-        self._wake = asyncio.Event()
-        self._error: Exception | None = None
-        self._polls_supervisor = self._over = False
+        of_several_hosts = interface_env(place, home.host_addresses, interfaces.bridges(), env)
+        self._up = partial(
+            AgentReady,
+            host=home.host,
+            address=address,
+            nproc=spec.nproc,
+            threads=env.get("OMP_NUM_THREADS", ""),
+            interface_env=of_several_hosts,
+        )
+        self._log_reader = LogReader()
+        self._supervisor = _made_supervisor(spec, address, env, of_several_hosts, client)
+        self._pending = PendingReport(spec.epoch, self._supervisor.client.page)
+        self._polls_supervisor = False
         self._loop = asyncio.get_running_loop()
         #: Set when the lease has expired and, of a detached run, all processes of the node have ended.
         self._ended = asyncio.Event()
-        self._logs = LogShipper(self._outbox, self._wake_if_needed, self._supervisor.client.page)
         #: By the names of their capabilities. One of them may find that nothing can be started here.
         self._parts = {name: self._begun(name, begin, home.host) for name, begin in spec.parts.items()}
         with _explained():
             self._supervisor.start()
-        self._report_interval = report_interval(spec.job.node_timeout)
         self.session = AgentSession(spec.epoch)
         self._lease = Lease(spec.job.node_timeout, self._supervisor.renew_lease, end)
         self._lease.start()
@@ -169,35 +167,19 @@ class Agent:
             gone = partial(self._in_loop, partial(self._driver_gone, spec.job.driver_timeout))
         self._link = Link(spec.link_address, spec.node, end_this_process, gone) if spec.link_address else None
 
-    def _made_supervisor(self, spec: AgentSpec, env: dict[str, str], client: ForkServerClient | None) -> Supervisor:
-        address, cwd, more = self._address, spec.cwd or working_folder.current(), self._interface_env
-        if not os.path.isdir(cwd):
-            msg = f"the folder {cwd} does not exist on the node {address}"
-            raise FileNotFoundError(msg)
-        if spec.job.virtual_local_rank:  # known before the first attempt
-            devices.own(devices.indices(spec.nproc - 1, spec.nproc, spec.gpus_per_worker), env)
-        with _explained():
-            return Supervisor(spec, address=address, env=env, interface_env=more, cwd=cwd, client=client)
-
     def _begun(self, capability: str, begin: Callable[[AgentPort], AgentPart], host: HostId) -> AgentPart:
-        def tell(body: bytes) -> None:
-            self._report(CapabilitySection(capability=capability, body=body))
-
-        def put_output(output: LogOutput) -> None:
-            self._outbox.put_output([output])
-            self._wake_if_needed()
-
+        spec, pending = self._supervisor.spec, self._pending
         return begin(
             AgentPort(
-                spec=self._supervisor.spec.agent,
-                address=self._address,
+                spec=spec.agent,
+                address=spec.address,
                 host=host,
                 memory=self._supervisor.state,
                 call=self._in_loop,
-                warn=lambda why: self._report(NodeWarning(why=why)),
-                tell=tell,
-                put_output=put_output,
-                is_full=lambda: self._outbox.full,
+                warn=lambda why: pending.put(NodeWarning(why=why)),
+                tell=lambda body: pending.put(CapabilitySection(capability=capability, body=body)),
+                put_output=lambda output: pending.put_output([output]),
+                is_full=lambda: pending.is_full,
             )
         )
 
@@ -207,44 +189,20 @@ class Agent:
         The driver of this epoch always has one such call pending. A driver that has just taken over is told all at
         once. Raises the error of an order that failed, and LeaseExpiredError.
         """
-        if self._over:
+        if self._pending.is_over:
             return AgentReport(sent_at=NodeTime(time.monotonic()))
         await self._raise_if_expired()
         self._lease.driver_called()
         if not self._polls_supervisor:
             self._polls_supervisor = True
             self._loop.add_reader(self._supervisor.fileno(), self._poll_supervisor)
-        if self._status.is_asked_first(epoch):
-            self._wake.set()
-        timer = self._loop.call_later(self._report_interval, self._wake.set)
-        try:
-            await self._wake.wait()
-        finally:
-            timer.cancel()
-        if timer.when() <= self._loop.time():
-            self._logs.read()  # some file systems do not notify of writes
-        if self._over:
+        await self._pending.wait(epoch, report_interval(self._supervisor.spec.agent.job.node_timeout))
+        if self._pending.is_over:
             return AgentReport(sent_at=NodeTime(time.monotonic()))
-        if self._error is not None:
-            raise self._error
-        self._wake.clear()
-        events, output = self._outbox.take(more_output=self._logs.behind)
-        self._logs.taken()
-        self._wake_if_needed()
         heartbeat = self._supervisor.heartbeat()
         await self._raise_if_expired()  # a report could be of workers that the lease has ended
         self._lease.report_sent()
-        stacks = [event for event in events if isinstance(event, StacksDumped)]
-        for event in events:
-            if not isinstance(event, StacksDumped):
-                self._status.add(event)
-        return AgentReport(
-            sent_at=NodeTime(time.monotonic()),
-            status=self._status.news(epoch),
-            stacks=stacks,
-            output=output,
-            heartbeat=heartbeat,
-        )
+        return self._pending.take(epoch, heartbeat)
 
     async def _raise_if_expired(self) -> None:
         """Raise LeaseExpiredError if the lease has expired, when `end_node` has ended the node or this process ends."""
@@ -260,9 +218,8 @@ class Agent:
         """Obey another driver, which has taken over: open a link to it, and tell it what is true here."""
         self._link = self._link.moved_to(link_address) if self._link is not None else None
         self._lease.report_sent()
-        self._wake.set()  # for the call of the last driver
-        now, heartbeat = NodeTime(time.monotonic()), self._supervisor.heartbeat()
-        return AgentReport(sent_at=now, status=self._status.news(epoch), heartbeat=heartbeat)
+        self._pending.wake()  # for the call of the last driver
+        return self._pending.status(epoch, self._supervisor.heartbeat())
 
     def handle(self, order: Order) -> None:
         """Carry out one order of the driver's, unless the lease has expired."""
@@ -283,7 +240,7 @@ class Agent:
             workers = part.workers(order.assignment, workers)
         self._supervisor.launch(order, workers)
         shown = next((worker.rank for worker in workers if worker.terminal), None)
-        self._logs.follow(order.assignment, spec, self._view, shown)
+        self._pending.logs.follow(order.assignment, spec, shown)
 
     async def logs(self, asked: LogQuery | LogRead) -> LogAnswer:
         """Return what the log files of workers on this node have. Raises OSError."""
@@ -298,8 +255,7 @@ class Agent:
 
     async def become_idle(self, seconds: float) -> ForkServerClient | None:
         """End all of the run but what the next one can use; unless `retire` is called, all ends after these seconds."""
-        self._over = True
-        self._wake.set()
+        self._pending.end()
         self._lease.agent_idle(seconds)
         self._stop_polling()
         client = await _in_thread(self._supervisor.release_client)
@@ -330,28 +286,23 @@ class Agent:
         await _in_thread(self._supervisor.client.leave_state)
         self.session.node_ended()
         self._ended.set()
-        self._wake.set()
+        self._pending.wake()
 
     def _stop_polling(self) -> None:
         while self._parts:
             self._parts.popitem()[1].close()
-        self._logs.close()
+        self._pending.logs.close()
         if self._polls_supervisor:
             self._polls_supervisor = False
             self._loop.remove_reader(self._supervisor.fileno())
 
     def fail(self, error: Exception) -> None:
         """Let the next `next_report` raise this error, for a call whose caller does not wait for the result."""
-        self._error = error
-        self._wake.set()
+        self._pending.fail(error)
 
     def _in_loop(self, work: Callable[[], None]) -> None:
         """Have the event loop call this. Any thread may call it."""
         self._loop.call_soon_threadsafe(work)
-
-    def _report(self, event: NodeEvent) -> None:
-        self._outbox.put(event, last=False)
-        self._wake_if_needed()
 
     def _poll_supervisor(self) -> None:
         try:
@@ -362,22 +313,116 @@ class Agent:
             self.fail(error)
             return
         for event in events:
-            if isinstance(event, Ready):
-                self._outbox.put(self._agent_ready(event), last=False)
-                continue
-            if isinstance(event, WorkersStatus):
-                self._logs.end(event.attempt if event.are_gone else event.attempt - 1)
-                self._logs.read()  # a worker's last output is reported before its end
-            self._outbox.put(event, last=isinstance(event, WorkersStatus) and event.are_gone)
-        self._wake_if_needed()
+            self._pending.put(self._agent_ready(event) if isinstance(event, Ready) else event)
 
     def _agent_ready(self, ready: Ready) -> AgentReady:
         processes.release_memory()  # from here on this process mostly waits
-        return self._up(ready=ready, interface_env=self._interface_env)
+        return self._up(ready=ready)
+
+
+def _made_supervisor(
+    spec: AgentSpec,
+    address: str,
+    env: dict[str, str],
+    of_several_hosts: dict[str, str],
+    client: ForkServerClient | None,
+) -> Supervisor:
+    cwd = spec.cwd or working_folder.current()
+    if not os.path.isdir(cwd):
+        msg = f"the folder {cwd} does not exist on the node {address}"
+        raise FileNotFoundError(msg)
+    if spec.job.virtual_local_rank:  # known before the first attempt
+        devices.own(devices.indices(spec.nproc - 1, spec.nproc, spec.gpus_per_worker), env)
+    with _explained():
+        return Supervisor(spec, address=address, env=env, interface_env=of_several_hosts, cwd=cwd, client=client)
+
+
+class PendingReport:
+    """What waits for the next report: events, output, or an error. Tells when it is due."""
+
+    def __init__(self, epoch: int, page: SharedPage) -> None:
+        """`epoch`: see `AgentSpec`. `page`: the one of the workers."""
+        self._outbox = Outbox()
+        self._status = StatusFeed(epoch)
+        #: Set when there is something to report.
+        self._due = asyncio.Event()
+        self._error: Exception | None = None
+        #: Whether there will be no more reports.
+        self.is_over = False
+        self.logs = LogShipper(self._outbox, self._wake_if_needed, page)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more output should be put."""
+        return self._outbox.full
+
+    def put(self, event: AgentReady | NodeEvent) -> None:
+        """Append an event. The output of the workers that it ends comes first."""
+        is_last = False
+        if isinstance(event, WorkersStatus):
+            is_last = event.are_gone
+            self.logs.end(event.attempt if is_last else event.attempt - 1)
+            self.logs.read()  # a worker's last output is reported before its end
+        self._outbox.put(event, last=is_last)
+        self._wake_if_needed()
+
+    def put_output(self, output: list[LogOutput]) -> None:
+        """Append output that is not from a log."""
+        self._outbox.put_output(output)
+        self._wake_if_needed()
+
+    def fail(self, error: Exception) -> None:
+        """Let `wait` raise this error, now and from now on."""
+        self._error = error
+        self.wake()
+
+    def end(self) -> None:
+        """Record that there will be no more reports, and let `wait` return."""
+        self.is_over = True
+        self.wake()
+
+    def wake(self) -> None:
+        """Let `wait` return, also if there is nothing to report."""
+        self._due.set()
 
     def _wake_if_needed(self) -> None:
-        if self._outbox.has_some(more_output=self._logs.behind):
-            self._wake.set()
+        if self._outbox.has_some(more_output=self.logs.behind):
+            self.wake()
+
+    async def wait(self, epoch: int, seconds: float) -> None:
+        """Wait until the driver of this epoch can be told something, for these seconds at most.
+
+        Raises the error that `fail` was given, unless reports are over.
+        """
+        if self._status.is_asked_first(epoch):
+            self.wake()
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(seconds, self.wake)
+        try:
+            await self._due.wait()
+        finally:
+            timer.cancel()
+        if timer.when() <= loop.time():
+            self.logs.read()  # some file systems do not notify of writes
+        if self._error is not None and not self.is_over:
+            raise self._error
+
+    def take(self, epoch: int, heartbeat: Heartbeat | None) -> AgentReport:
+        """Return the report for the driver of this epoch, and begin the next one."""
+        self._due.clear()
+        events, output = self._outbox.take(more_output=self.logs.behind)
+        self.logs.taken()
+        self._wake_if_needed()
+        stacks = [event for event in events if isinstance(event, StacksDumped)]
+        for event in events:
+            if not isinstance(event, StacksDumped):
+                self._status.add(event)
+        return replace(self.status(epoch, heartbeat), stacks=stacks, output=output)
+
+    def status(self, epoch: int, heartbeat: Heartbeat | None) -> AgentReport:
+        """Return a report without events. Its status is None if the driver of this epoch was told it last."""
+        now = NodeTime(time.monotonic())
+        return AgentReport(sent_at=now, status=self._status.news(epoch), heartbeat=heartbeat)
 
 
 class Outbox:
@@ -441,11 +486,11 @@ class LogShipper:
         #: Set when the outbox has room again.
         self._room = asyncio.Event()
 
-    def follow(self, assignment: Assignment, spec: NodeSpec, view: OutputView, shown: int | None) -> None:
+    def follow(self, assignment: Assignment, spec: NodeSpec, shown: int | None) -> None:
         """Follow what is shown of the workers of an attempt, which begins. `shown`: a rank whose output is already."""
-        sources = log_sources(
-            view, assignment, LAYOUTS[spec.agent.job.log_layout], spec.run_dir, kept=spec.agent.kept, page=self._page
-        )
+        job, kept = spec.agent.job, spec.agent.kept
+        view, layout = outputs.view(job), LAYOUTS[job.log_layout]
+        sources = log_sources(view, assignment, layout, spec.run_dir, kept=kept, page=self._page)
         self.add([replace(source, prefix=None) if source.rank == shown else source for source in sources])
 
     def add(self, sources: Sequence[LogSource]) -> None:
