@@ -25,22 +25,20 @@ METHODS = 25
 """Of a class, at most."""
 
 LARGE_MODULES = {
-    "raylaunch/cli/config/schema.py": 14,
-    "raylaunch/cli/html_report/report_facts.py": 14,
+    "raylaunch/cli/config/schema.py": 13,
     "raylaunch/cluster/agent/serialization.py": 14,
     "raylaunch/cluster/control/control_messages.py": 16,
     "raylaunch/cluster/ray_internals.py": 23,
-    "raylaunch/cluster/named_resources.py": 16,
-    "raylaunch/core/failures/failure.py": 16,
-    "raylaunch/core/job/job.py": 19,
-    "raylaunch/core/machine/events_and_actions.py": 37,
+    "raylaunch/cluster/named_resources.py": 15,
+    "raylaunch/core/failures/failure.py": 14,
+    "raylaunch/core/job/job.py": 17,
+    "raylaunch/core/machine/events_and_actions.py": 35,
     "raylaunch/core/record/run_layout.py": 18,
-    "raylaunch/node/linux/processes.py": 19,
+    "raylaunch/node/linux/processes.py": 18,
     "raylaunch/node/protocol/forkserver_messages.py": 14,
     "raylaunch/worker/heartbeats/shared_page.py": 37,
-    "raylaunch/worker/selfcheck/findings.py": 14,
     "raylaunch/worker/state/commit_buffer.py": 17,
-    "raylaunch/worker/torch_internals.py": 20,
+    "raylaunch/worker/torch_internals.py": 19,
     "raylaunch/node/state/transfer.py": 18,
 }
 """Modules that are older than the limit of public names, with their number. It may only become less."""

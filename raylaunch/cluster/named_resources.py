@@ -94,7 +94,7 @@ def slots(token: str) -> dict[int, tuple[str, int]]:
     return {int(each["name"].removeprefix(prefix)): (each["placement_group_id"], len(each["bundles"])) for each in ours}
 
 
-def remove_group(name: str) -> None:
+def _remove_group(name: str) -> None:
     """Remove a placement group, if it is there."""
     with contextlib.suppress(Exception):
         remove_placement_group(get_placement_group(name))
@@ -157,11 +157,11 @@ def remove_nodes(token: str) -> None:
         found = groups(token)
         own = [name for name, identity in found.items() if mine is not None and identity == mine.id.hex()]
         for name in found.keys() - {*own}:
-            remove_group(name)
+            _remove_group(name)
         for name in agents(token).keys() - {me}:
             kill(name)
     for name in own:
-        remove_group(name)
+        _remove_group(name)
 
 
 def remove(token: str) -> None:

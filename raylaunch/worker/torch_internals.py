@@ -19,7 +19,7 @@ from datetime import timedelta
 from importlib import import_module
 from typing import Any, TypeVar
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _C10D = "torch.distributed.distributed_c10d"
 COMPILER = "torch._dynamo"
@@ -64,7 +64,7 @@ def _is_nanobind(metaclass: type) -> bool:
     return metaclass.__module__ == "nanobind"
 
 
-def do_not_compile(function: Function) -> Function:
+def do_not_compile(function: _Function) -> _Function:
     """Return the function, which torch.compile then calls as it is. As a decorator.
 
     The public `torch.compiler.disable` does the same, and imports the compiler. The attribute has been read since torch

@@ -21,7 +21,7 @@ from omegaconf.errors import ConfigValueError, ValidationError
 from raylaunch.core.job.job import Job, NodeRule
 
 Path = tuple[str, ...]
-Types = dict[Path, Any]
+_Types = dict[Path, Any]
 """Type hints by the path of the setting or section."""
 
 _NOT_IN_KEYS = re.compile(r"[].=[]")
@@ -34,12 +34,12 @@ def _all_settings(hint: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
             yield from _all_settings(inner, (*path, name))
 
 
-SETTINGS: Types = dict(_all_settings(Job))
+SETTINGS: _Types = dict(_all_settings(Job))
 NODE_RULE: dict[str, Any] = get_type_hints(NodeRule)
 """Type hints of the settings that a rule in `nodes` may contain."""
 
 
-def type_of(path: Path, types: Types) -> Any:
+def type_of(path: Path, types: _Types) -> Any:
     """Return the type hint of a setting, or of an item in a list or dict; None if there is no such setting."""
     if path in types or not path:
         return types.get(path)

@@ -19,16 +19,16 @@ from raylaunch.core.record.journal import JournalHeader
 from raylaunch.core.record.result import RunResult
 from raylaunch.errors import JOB_FAILURES
 
-SCHEMA = 1
+_SCHEMA = 1
 MOST_FIRST, MOST_LAST = 12, 38
 """So many of the first and last attempts and restarts are listed."""
 MOST_NODES = 40
 MOST_SLOW = 12
-MOST_RATES = 1_000
+_MOST_RATES = 1_000
 _IMPLIED = {"exclude_after": 0, "show": "raw"}
 """What raylaunch sets itself: where all nodes are on one host, and for a script."""
 
-Item = TypeVar("Item")
+_Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +98,7 @@ def facts(run_id: str, folder: str, end: RunEnd, read: RunRecordRead) -> ReportF
     )
 
 
-def ends_of(items: Sequence[Item], first: int = MOST_FIRST, last: int = MOST_LAST) -> tuple[list[Item], list[Item]]:
+def ends_of(items: Sequence[_Item], first: int = MOST_FIRST, last: int = MOST_LAST) -> tuple[list[_Item], list[_Item]]:
     """Return the first and the last items; the last are empty if the first are all of them."""
     return ([*items], []) if len(items) <= first + last else ([*items[:first]], [*items[-last:]])
 
@@ -112,7 +112,7 @@ def parts(restarts: Sequence[RestartCost]) -> dict[RestartPart, dict[str, float]
     return found
 
 
-def coarse(rates: Sequence[StepRate], most: int = MOST_RATES) -> list[StepRate]:
+def coarse(rates: Sequence[StepRate], most: int = _MOST_RATES) -> list[StepRate]:
     """Return about `most` rates or fewer: merge neighbours of one attempt while there are too many."""
     found = list(rates)
     while len(found) > most:
@@ -178,7 +178,7 @@ def as_json(found: ReportFacts) -> dict[str, Any]:
     restarts, last_restarts = ends_of(history.restarts)
     given, defaults = settings(found.job)
     return {
-        "schema": SCHEMA,
+        "schema": _SCHEMA,
         "id": found.id,
         "name": found.name,
         "folder": found.folder,
@@ -189,7 +189,7 @@ def as_json(found: ReportFacts) -> dict[str, Any]:
         "seconds": history.seconds,
         "seconds_per_state": {str(state): history.per_state[state] for state in TimeState},
         "goodput": history.goodput,
-        "states": [asdict(span) for span in history.spans[-MOST_RATES:]],
+        "states": [asdict(span) for span in history.spans[-_MOST_RATES:]],
         "steps": sum(attempt.steps for attempt in history.attempts),
         "last_step": max((each.last_step for each in history.attempts if each.last_step is not None), default=None),
         "lost_steps": found.lost_steps,

@@ -12,14 +12,14 @@ from raylaunch.core.text import capped
 
 MOST_TYPE = 200
 MOST_MESSAGE = 4_000
-MOST_TRACEBACK = 16_000
+_MOST_TRACEBACK = 16_000
 """Characters of an exception that are kept; the worker's own output has all of it."""
 _MOST_SHOWN = 400
 """Characters of a message that are shown in one line."""
 
-SAME_FAILURE_LIMIT = 3
+_SAME_FAILURE_LIMIT = 3
 SAME_FAILURE_WINDOW = 60.0
-"""A restart counts as useless after `SAME_FAILURE_LIMIT` equal failures within `SAME_FAILURE_WINDOW` seconds."""
+"""A restart counts as useless after `_SAME_FAILURE_LIMIT` equal failures within `SAME_FAILURE_WINDOW` seconds."""
 
 UNKNOWN_TYPE = "error"
 """The type of an error whose error file has only a message."""
@@ -194,9 +194,9 @@ class Failure(FailureRecord):
 
 
 def capped_traceback(text: str) -> str:
-    """Return a traceback of at most `MOST_TRACEBACK` characters, in which a long message hides no frames."""
+    """Return a traceback of at most `_MOST_TRACEBACK` characters, in which a long message hides no frames."""
     lines = text.split("\n") if len(text) > MOST_MESSAGE else [text]
-    return capped("\n".join(capped(line, MOST_MESSAGE) for line in lines), MOST_TRACEBACK)
+    return capped("\n".join(capped(line, MOST_MESSAGE) for line in lines), _MOST_TRACEBACK)
 
 
 def root_cause(failures: Iterable[Failure]) -> Failure | None:
@@ -255,9 +255,9 @@ def why_hopeless(cause: Failure, earlier: Sequence[tuple[float, str]], now: floa
     if cause.exception is not None and cause.exception.type in _HOPELESS_TYPES:
         return f"a restart cannot mend {cause.exception.type}"
     recent = [signature for at, signature in earlier if now - at <= SAME_FAILURE_WINDOW]
-    same = [signature for signature in recent[-(SAME_FAILURE_LIMIT - 1) :] if signature == cause.signature]
-    if cause.signature and len(same) == SAME_FAILURE_LIMIT - 1 and not cause.is_collateral:
-        return f"the same failure {SAME_FAILURE_LIMIT} times within {SAME_FAILURE_WINDOW:.0f} s"
+    same = [signature for signature in recent[-(_SAME_FAILURE_LIMIT - 1) :] if signature == cause.signature]
+    if cause.signature and len(same) == _SAME_FAILURE_LIMIT - 1 and not cause.is_collateral:
+        return f"the same failure {_SAME_FAILURE_LIMIT} times within {SAME_FAILURE_WINDOW:.0f} s"
     return ""
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from raylaunch.core.newtypes import StrEnum
 
-DEFAULT_PRELOAD = ("torch", "torch.distributed", "torch.utils.data")
+_DEFAULT_PRELOAD = ("torch", "torch.distributed", "torch.utils.data")
 """Modules that a DDP script needs. The node adds what `DistributedDataParallel()` imports, which takes seconds."""
 
-DEFAULT_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
+_DEFAULT_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 
 PLACEMENTS = ("auto", "spread", "pack")
 NPROC_WORDS = ("auto", "cpu", "gpu")
@@ -189,7 +189,7 @@ class Job:
     """torchrun's name for a class that decides where files go. Only `default` is possible."""
     event_log_handler: str = "null"
     """`console`: write torchelastic's events to stderr. `null`: do not."""
-    signals_to_handle: list[str] = field(default_factory=lambda: list(DEFAULT_SIGNALS))
+    signals_to_handle: list[str] = field(default_factory=lambda: list(_DEFAULT_SIGNALS))
     """Signals to the driver that end the run. The workers get the same signal. A signal that is ignored when raylaunch
     starts, as under `nohup`, stays ignored."""
     signals_to_forward: list[str] = field(default_factory=list)
@@ -266,7 +266,7 @@ class Job:
     @property
     def preloaded(self) -> tuple[str, ...]:
         """The modules that are imported before the first start."""
-        return DEFAULT_PRELOAD if isinstance(self.preload, str) else tuple(self.preload)
+        return _DEFAULT_PRELOAD if isinstance(self.preload, str) else tuple(self.preload)
 
     @property
     def title(self) -> str:

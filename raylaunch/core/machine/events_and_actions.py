@@ -258,10 +258,10 @@ class DriverReplaced:
         )
 
 
-NodeEvent = NodeGranted | NodeJoined | NodeLost | NodeDraining | PeersUnreachable
+_NodeEvent = NodeGranted | NodeJoined | NodeLost | NodeDraining | PeersUnreachable
 WorkerEvent = WorkersStarted | WorkersElastic | WorkersExited | WorkersStopped | WorkersCheckpointed
 RequestEvent = StopRequested | ForwardRequested | RestartRequested | ResizeRequested
-Event = NodeEvent | WorkerEvent | WorkersHung | Progressed | RequestEvent | Tick | DeadlineSet | DriverReplaced
+Event = _NodeEvent | WorkerEvent | WorkersHung | Progressed | RequestEvent | Tick | DeadlineSet | DriverReplaced
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -366,6 +366,6 @@ class Finish:
     why: str
 
 
-WorkerAction = Launch | Stop | RequestCheckpoint | ReportUnsaved | ForwardSignal
+_WorkerAction = Launch | Stop | RequestCheckpoint | ReportUnsaved | ForwardSignal
 NodeAction = Release | Cordon | Uncordon | Scale
-Action = WorkerAction | NodeAction | SetTimer | Finish
+Action = _WorkerAction | NodeAction | SetTimer | Finish

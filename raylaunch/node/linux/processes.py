@@ -138,7 +138,7 @@ def prepare_to_fork() -> None:
     """Make forks of this process small and fast. Called when everything is imported that children are to have."""
     gc.freeze()  # collections in children then leave shared pages alone; the garbage that stays is under a megabyte
     release_memory()
-    collapse_into_huge_pages()
+    _collapse_into_huge_pages()
 
 
 def release_memory() -> None:
@@ -153,7 +153,7 @@ def release_memory() -> None:
         libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_DONTNEED)
 
 
-def collapse_into_huge_pages() -> None:
+def _collapse_into_huge_pages() -> None:
     """Move the heap into pages of 2 MB, so that a fork copies, and an exit frees, fewer page table entries.
 
     With torch imported, both take a third of the time. A child that writes to a page still copies 4 KB. Does nothing

@@ -59,7 +59,7 @@ class CheckRow:
     def result(self) -> str:
         """The result in a few words."""
         if self.status is CheckStatus.OK and self.seconds is not None:
-            return f"ok, {duration(self.seconds)}"
+            return f"ok, {_duration(self.seconds)}"
         short = len(self.lines) == 1 and self.status is not CheckStatus.WRONG
         if self.status is CheckStatus.INFO:
             return self.lines[0] if short else ""
@@ -119,15 +119,15 @@ def _lines_by_outcome(outcomes: Mapping[int, CheckOutcome]) -> Iterator[str]:
     sorted_accounts = sorted(accounts.items(), key=lambda item: item[0][0] is CheckStatus.OK)
     for (status, text), ranks in sorted_accounts[:_MAX_LINES]:
         said = text if status is CheckStatus.WRONG else f"{status}{f': {text}' if text else ''}"
-        yield f"{ranks_text(ranks)}: {said}"
+        yield f"{_ranks_text(ranks)}: {said}"
     if len(sorted_accounts) > _MAX_LINES:
         others = [rank for _, ranks in sorted_accounts[_MAX_LINES:] for rank in ranks]
-        yield f"{ranks_text(others)}: other accounts of it"
+        yield f"{_ranks_text(others)}: other accounts of it"
 
 
 def absent_row(part: str, name: str, absent: Iterable[int]) -> CheckRow:
     """Return the row of a check from which these ranks did not return."""
-    lines = (f"did not arrive: {ranks_text(absent)}",)
+    lines = (f"did not arrive: {_ranks_text(absent)}",)
     return CheckRow(part=part, name=name, status=CheckStatus.WRONG, lines=lines, hint=_hint(part, name, late=True))
 
 
@@ -179,7 +179,7 @@ def _noun(status: CheckStatus, count: int) -> str:
     return "warnings" if status is CheckStatus.WARNING and count > 1 else str(status)
 
 
-def duration(seconds: float) -> str:
+def _duration(seconds: float) -> str:
     """Return a time as a text with three digits, in us, ms or s."""
     for factor, unit in ((1e6, "us"), (1e3, "ms")):
         if seconds * factor < _MAX_NUMBER:
@@ -187,7 +187,7 @@ def duration(seconds: float) -> str:
     return f"{seconds:.1f} s"
 
 
-def ranks_text(ranks: Iterable[int]) -> str:
+def _ranks_text(ranks: Iterable[int]) -> str:
     """Return `rank 3` or `ranks 0-3, 6`; a long list is cut."""
     numbers = tuple(ranks)
     return f"{'rank' if len(numbers) == 1 else 'ranks'} {spans(numbers)}"
@@ -196,7 +196,7 @@ def ranks_text(ranks: Iterable[int]) -> str:
 def gpu_sharing_text(gpus: Sequence[str]) -> str:
     """Return which ranks use the same GPU as another rank, which NCCL refuses; `""` if none do. `gpus` is by rank."""
     ranks = [rank for rank, gpu in enumerate(gpus) if gpus.count(gpu) > 1]
-    return f"{ranks_text(ranks)} share GPUs, which NCCL does not take" if ranks else ""
+    return f"{_ranks_text(ranks)} share GPUs, which NCCL does not take" if ranks else ""
 
 
 def node_rows(environments: Mapping[int, RankEnvironment]) -> Iterator[CheckRow]:
@@ -205,7 +205,7 @@ def node_rows(environments: Mapping[int, RankEnvironment]) -> Iterator[CheckRow]
     for rank, one in environments.items():
         nodes.setdefault((one.node, one.host, one.address), []).append(rank)
     for (node, host, address), ranks in sorted(nodes.items()):
-        line = f"{host}, {address}, {ranks_text(ranks)}"
+        line = f"{host}, {address}, {_ranks_text(ranks)}"
         yield CheckRow(part="nodes", name=f"node {node}", status=CheckStatus.INFO, lines=(line,))
 
 
@@ -250,4 +250,4 @@ def _lines_by_value(by_rank: Mapping[int, str], environments: Mapping[int, RankE
         owners.setdefault(value, []).append(rank)
     for value, ranks in owners.items():
         nodes = dict.fromkeys(f"node {environments[rank].node} {environments[rank].host}" for rank in ranks)
-        yield f"{value} on {', '.join(nodes)}: {ranks_text(ranks)}"
+        yield f"{value} on {', '.join(nodes)}: {_ranks_text(ranks)}"

@@ -15,7 +15,7 @@ from raylaunch.cli import main
 from raylaunch.cli.args import parser, usage
 from raylaunch.cli.args.flags import BY_NAME, FLAGS, TABLE, Group, matching_flags
 from raylaunch.cli.config import load
-from raylaunch.core.job.job import DEFAULT_SIGNALS, Entrypoint, Job, RayOptions
+from raylaunch.core.job.job import Entrypoint, Job, RayOptions
 from raylaunch.errors import ConfigError, ExitCode
 
 
@@ -273,7 +273,7 @@ def test_flags_are_settings(arguments, settings):
     found = job(f"{arguments} x.py")
     wanted = {name: getattr(SCRIPT, name) for name in Job.__dataclass_fields__} | settings
     if "signals_to_handle" not in settings:
-        assert found.signals_to_handle == list(DEFAULT_SIGNALS)
+        assert found.signals_to_handle == ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"]
     assert found == Job(**wanted)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from raylaunch.core.job.job import DEFAULT_PRELOAD, Entrypoint, Job, NodeRule, node_range, shown_ranks
+from raylaunch.core.job.job import Entrypoint, Job, NodeRule, node_range, shown_ranks
 from raylaunch.core.job.redaction import Redactor
 from raylaunch.core.job.validation import Problem, problems, warnings
 
@@ -106,10 +106,10 @@ def test_default_title(entrypoint, title):
 
 
 def test_preloaded_modules():
-    """`auto` means `DEFAULT_PRELOAD`."""
+    """`auto` means what a DDP script needs."""
     assert Job(preload=["a", "b"]).preloaded == ("a", "b")
     assert Job(preload=[]).preloaded == ()
-    assert Job(preload="auto").preloaded == Job().preloaded == DEFAULT_PRELOAD
+    assert Job(preload="auto").preloaded == Job().preloaded == ("torch", "torch.distributed", "torch.utils.data")
 
 
 def test_defaults_are_valid():

@@ -47,4 +47,4 @@ def test_a_mapped_file_whose_name_is_not_utf8(tmp_path: Path) -> None:
         with mmap.mmap(file.fileno(), 4096):
             assert any(os.fsdecode(path) in line for line in processes.lines_of("/proc/self/maps"))
             processes.release_memory()
-            processes.collapse_into_huge_pages()
+            processes._collapse_into_huge_pages()  # noqa: SLF001

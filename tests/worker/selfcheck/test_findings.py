@@ -5,13 +5,13 @@ from raylaunch.worker.selfcheck.findings import (
     CheckRow,
     CheckStatus,
     RankEnvironment,
+    _duration,
+    _ranks_text,
     absent_row,
-    duration,
     env_rows,
     exit_code,
     merge_outcomes,
     node_rows,
-    ranks_text,
     table,
     version_rows,
 )
@@ -137,7 +137,7 @@ def test_an_empty_table_says_so():
 
 
 def test_times_are_in_the_unit_that_fits():
-    assert [duration(seconds) for seconds in (0.00025, 0.0009996, 0.0021, 0.5, 0.9996, 42.0)] == [
+    assert [_duration(seconds) for seconds in (0.00025, 0.0009996, 0.0021, 0.5, 0.9996, 42.0)] == [
         "250 us",
         "1 ms",
         "2.1 ms",
@@ -148,9 +148,9 @@ def test_times_are_in_the_unit_that_fits():
 
 
 def test_ranks_are_named_by_their_runs():
-    assert ranks_text([3]) == "rank 3"
-    assert ranks_text([2, 1, 0, 6]) == "ranks 0-2, 6"
-    assert ranks_text(range(0, 40, 2)) == "ranks 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, ..."
+    assert _ranks_text([3]) == "rank 3"
+    assert _ranks_text([2, 1, 0, 6]) == "ranks 0-2, 6"
+    assert _ranks_text(range(0, 40, 2)) == "ranks 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, ..."
 
 
 # Rows of nodes, versions and variables.
