@@ -241,9 +241,9 @@ class ForkServer:
         if order.attempt != (self._launch or self.workers).attempt:
             return
         if order.completed:
-            self.workers.completed(order.pid)
+            self.workers.survivors.record_completed(order.pid)
         else:
-            self.workers.returned(order.pid)
+            self.workers.survivors.record_return(order.pid)
 
     def _stop(self, order: StopWorkers) -> None:
         if self._launch is not None and self._launch.attempt == order.attempt:
@@ -253,7 +253,7 @@ class ForkServer:
     def _begin_attempt(self, order: forkserver_messages.StartWorkers) -> None:
         self._launch, self._ended_at = None, NodeTime(time.monotonic())
         self.stores.close_before(order.attempt)
-        self._stayed = len(self.workers.survivors())
+        self._stayed = len(self.workers.survivors.pids)
         self.page.reset(order.attempt, len(order.workers))
         self.workers.begin(order.attempt, order.workers, self.preloader.begin_attempt(order.workers))
 
@@ -376,23 +376,15 @@ class WorkerTable:
         self._alive: dict[int, _WorkerProcess] = {}
         #: Process ids of all workers of the attempt that were forked, by local rank.
         self._forked: dict[int, int] = {}
-        #: Workers that are still to be forked.
-        self._unforked: tuple[WorkerSpec, ...] = ()
-        #: Whether the workers of the attempt are still to be reported as forked.
-        self._reports_forked = False
-        #: Workers that may stay when the next attempt begins, by process id: whether they have returned.
-        self._survivors: dict[int, bool] = {}
-        self._return_by = 0.0
-        #: The survivor that completes its last light commit, and until when that is waited for; 0: there is none.
-        self._completing = 0
-        self._complete_by = 0.0
+        #: All workers of the attempt, until they are reported as forked.
+        self._unreported: tuple[WorkerSpec, ...] = ()
+        self.survivors = Survivors()
         self._imports = -1
-        self._stopping = False
         self._killing = False
         #: Whether no process of the attempt is left that may be killed, but for survivors that have returned, as the
         #: latest `advance` after `kill` found.
         self.is_gone = False
-        self._reports_gone = False
+        #: When workers that are to stop are killed; None: none is to stop, or `WorkersGone` has been sent.
         self._kill_at: float | None = None
         self._deferred = DeferredSignals()
 
@@ -401,16 +393,15 @@ class WorkerTable:
 
         No other process of that attempt may be left. `imports`: the file for import records, or -1.
         """
-        survivors = {self._alive[pid].spec.local_rank: pid for pid in self._survivors}
+        survivors = {self._alive[pid].spec.local_rank: pid for pid in self.survivors.pids}
         self.attempt = attempt
         self._forked = {}
-        self._unforked, self._imports = workers, imports
-        self._reports_forked = bool(workers)
+        self._unreported, self._imports = workers, imports
         for spec in workers:
             if (pid := survivors.get(spec.local_rank)) is not None:
                 self.add(pid, spec, self._alive[pid].report, self._alive[pid].stacks)
-        self._survivors = {}
-        self._stopping = self._killing = self.is_gone = self._reports_gone = False
+        self.survivors.clear()
+        self._killing = self.is_gone = False
         self._kill_at = None
         self._deferred = DeferredSignals()
 
@@ -424,26 +415,25 @@ class WorkerTable:
         Returns True once, when all workers of the attempt are there, and no survivor writes. Workers that cannot be
         forked are reported as failed.
         """
-        if not self._reports_forked:
+        if not self._unreported:
             return False
         try:
-            if self._unforked:
-                self._fork(self._unforked, fork_by_zygote, run)
+            if unforked := self._unforked():
+                self._fork(unforked, fork_by_zygote, run)
         except OSError as shortage:
-            failed, self._unforked, self._reports_forked = self._unforked, (), False
+            failed, self._unreported = self._unforked(), ()
             why = f"the process cannot be started: {limits.explained(shortage, 'the fork server')}"
             error = WorkerError(type="OSError", message=why, traceback="", timestamp=int(time.time()))
             for spec in failed:
                 self._send(self._exit(spec, 0, 1, error), None)
             return False
-        if self._is_completing:
+        if self.survivors.until_completed() is not None:
             return False
-        self._reports_forked = False
+        self._unreported = ()
         return True
 
-    @property
-    def _is_completing(self) -> bool:
-        return self._completing in self._alive and time.monotonic() < self._complete_by
+    def _unforked(self) -> tuple[WorkerSpec, ...]:
+        return tuple(spec for spec in self._unreported if spec.local_rank not in self._forked)
 
     def _fork(
         self,
@@ -471,7 +461,6 @@ class WorkerTable:
         """Add a worker that was forked. The files for its report and its stacks are closed when it has ended."""
         self._alive[pid] = _WorkerProcess(spec, report, stacks)
         self._forked[spec.local_rank] = pid
-        self._unforked = tuple(other for other in self._unforked if other is not spec)
 
     def pids(self) -> tuple[int, ...]:
         """Return the process ids of live workers, in the order of their local ranks."""
@@ -486,8 +475,8 @@ class WorkerTable:
         if attempt != self.attempt:
             self._send(WorkersGone(attempt=attempt), None)
             return
-        self._stopping = self._reports_gone = True
-        self._unforked, self._reports_forked, self._survivors = (), False, {}
+        self._unreported = ()
+        self.survivors.clear()
         grace = max(0.0, grace)  # also for nan, with which no comparison would ever be true
         kill_at = time.monotonic() + grace
         self._kill_at = kill_at if self._kill_at is None else min(self._kill_at, kill_at)
@@ -499,7 +488,7 @@ class WorkerTable:
 
     def signal(self, attempt: int, number: Signals) -> None:
         """Send a signal to the workers alone, not to what they started. Does nothing once they are to stop."""
-        if attempt == self.attempt and not self._stopping:
+        if attempt == self.attempt and not self._is_stopping:
             for pid, worker in self._alive.items():
                 if worker.spec.kind == "command":  # what became another program may never answer it
                     os.kill(pid, number)
@@ -531,59 +520,41 @@ class WorkerTable:
     def kill(self, survivors: Collection[int] = (), return_seconds: float = 0.0, to_complete: int = 0) -> None:
         """Kill all workers, their process groups, and what others left. `advance` finds out when they are gone.
 
-        `survivors`: process ids of workers that are not killed if they return within `return_seconds` (see `returned`).
-        `to_complete`: how many bytes the first of them writes then.
+        `survivors`, `return_seconds`, `to_complete`: see `StartWorkers`.
         """
-        self._stopping = self._killing = True
+        self._killing = True
         self.is_gone = False
-        self._unforked, self._reports_forked = (), False
-        self._survivors = {pid: False for pid in survivors if pid in self._alive}
-        # It may still write what it was told to before.
-        self._return_by = return_seconds + (self._complete_by if self._is_completing else time.monotonic())
-        if to_complete and survivors:
-            self._completing = next(iter(survivors))
-            self._complete_by = self._return_by + to_complete / _COMPLETED_BYTES_PER_SECOND
-        for pid in self._alive.keys() - self._survivors.keys():
+        self._unreported = ()
+        self.survivors.wait_for(survivors, return_seconds, to_complete)
+        for pid in self.survivors.pids - self._alive.keys():
+            self.survivors.remove(pid)
+        for pid in self._alive.keys() - self.survivors.pids:
             processes.kill_with_group(pid)
         self._kill_orphans()
 
-    def returned(self, pid: int) -> None:
-        """Record that a survivor has left everything of its attempt."""
-        if pid in self._survivors:
-            self._survivors[pid] = True
-
-    def completed(self, pid: int) -> None:
-        """Record that a survivor has written what it was told to."""
-        if pid == self._completing:
-            self._completing = 0
-
-    def survivors(self) -> tuple[int, ...]:
-        """Return the local ranks of the survivors, by which the next attempt begins."""
-        return tuple(self._alive[pid].spec.local_rank for pid in self._survivors)
-
-    def _kill_late_survivors(self) -> None:
-        if self._survivors and time.monotonic() >= self._return_by:
-            for pid in [pid for pid, has_returned in self._survivors.items() if not has_returned]:
-                del self._survivors[pid]
-                processes.kill_with_group(pid)
+    @property
+    def _is_stopping(self) -> bool:
+        """Whether the workers are to end, by themselves or by a kill."""
+        return self._killing or self._kill_at is not None
 
     def advance(self) -> None:
         """Do what is due: deliver deferred signals; kill what is out of time, and report `WorkersGone` at the end.
 
         It is called once in each turn.
         """
-        if not self._stopping:
+        if not self._is_stopping:
             self._deferred.deliver(self._alive)
             return
         out_of_time = self._kill_at is not None and time.monotonic() >= self._kill_at
         if not self._killing and (out_of_time or not self._alive):
             self.kill()
         if self._killing:
-            self._kill_late_survivors()
-            left = self._alive.keys() - {pid for pid, has_returned in self._survivors.items() if has_returned}
+            for pid in self.survivors.late():
+                self.survivors.remove(pid)
+                processes.kill_with_group(pid)
+            left = self._alive.keys() - self.survivors.returned
             self.is_gone = not left and not self._kill_orphans()
-        if self.is_gone and self._reports_gone:
-            self._reports_gone = False
+        if self.is_gone and self._kill_at is not None:
             self._kill_at = None
             self._send(WorkersGone(attempt=self.attempt), None)
 
@@ -597,9 +568,10 @@ class WorkerTable:
 
     def until_deadline(self) -> float | None:
         """Return the seconds until `advance` has something to do that no signal tells of. None: nothing."""
-        if not self._stopping:
-            left = self._complete_by - time.monotonic() if self._reports_forked and self._is_completing else None
-            return min((one for one in (left, self._deferred.until_poll()) if one is not None), default=None)
+        if not self._is_stopping:
+            left = self.survivors.until_completed() if self._unreported else None
+            polls = self._deferred.until_poll()
+            return min((seconds for seconds in (left, polls) if seconds is not None), default=None)
         if self._killing and not self.is_gone:
             return _POLL_SECONDS
         if self._kill_at is not None:
@@ -611,7 +583,7 @@ class WorkerTable:
         others = set()
         for pid, status in _reaped():
             worker = self._alive.pop(pid, None)
-            self._survivors.pop(pid, None)
+            self.survivors.remove(pid)
             if worker is None:
                 others.add(pid)
                 continue
@@ -629,7 +601,7 @@ class WorkerTable:
             local_rank=spec.local_rank,
             pid=pid,
             exit_code=code,
-            stopped=self._stopping,
+            stopped=self._is_stopping,
             at=NodeTime(time.monotonic()),
             error=error,
         )
@@ -661,6 +633,66 @@ def exec_boot(spec: WorkerSpec, files: boot.WorkerFiles) -> int:
         os.set_inheritable(fd, True)
     command = [sys.orig_argv[0], "-u", boot.__file__, *map(str, fds), encodable(spec.title)]
     os.execve(sys.executable, command, spec.env)
+
+
+class Survivors:
+    """Workers that may stay when the next attempt begins, by process id, and until when they are waited for.
+
+    One of them may complete its last light commit, which is waited for also after the attempt has begun.
+    """
+
+    def __init__(self) -> None:
+        self._awaited: set[int] = set()
+        #: Those that have left everything of their attempt.
+        self.returned: set[int] = set()
+        self._return_by = 0.0
+        #: The one that completes its last light commit, and until when that is waited for; 0: there is none.
+        self._completing = 0
+        self._complete_by = 0.0
+
+    @property
+    def pids(self) -> set[int]:
+        """All that may still stay."""
+        return self._awaited | self.returned
+
+    def wait_for(self, pids: Collection[int], return_seconds: float, to_complete: int) -> None:
+        """Let these stay, and no others, if they return in time. The first of them then writes `to_complete` bytes."""
+        self._awaited, self.returned = set(pids), set()
+        # One may still write what it was told to before.
+        self._return_by = return_seconds + max(time.monotonic(), self._complete_by)
+        if to_complete and pids:
+            self._completing = next(iter(pids))
+            self._complete_by = self._return_by + to_complete / _COMPLETED_BYTES_PER_SECOND
+
+    def record_return(self, pid: int) -> None:
+        """Record that a worker has left everything of its attempt."""
+        if pid in self._awaited:
+            self._awaited.remove(pid)
+            self.returned.add(pid)
+
+    def record_completed(self, pid: int) -> None:
+        """Record that a worker has written what it was told to, or will not."""
+        if pid == self._completing:
+            self._completing, self._complete_by = 0, 0.0
+
+    def remove(self, pid: int) -> None:
+        """Do not wait for this worker any more: it has ended, or is killed."""
+        self._awaited.discard(pid)
+        self.returned.discard(pid)
+        self.record_completed(pid)
+
+    def clear(self) -> None:
+        """Let none stay any more. A commit is still waited for."""
+        self._awaited, self.returned = set(), set()
+
+    def late(self) -> set[int]:
+        """Return those that have not returned in time."""
+        return set(self._awaited) if time.monotonic() >= self._return_by else set()
+
+    def until_completed(self) -> float | None:
+        """Return for how many seconds the commit is still waited for; None: no longer."""
+        left = self._complete_by - time.monotonic()
+        return left if left > 0 else None
 
 
 class DeferredSignals:
