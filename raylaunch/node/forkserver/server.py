@@ -41,7 +41,13 @@ from raylaunch.node.preload.initial import import_ahead
 from raylaunch.node.preload.zygote import Zygote
 from raylaunch.node.preload.zygote_client import ForkedWorkers
 from raylaunch.node.protocol import forkserver_messages, node_status, wire
-from raylaunch.node.protocol.forkserver_messages import ForkServerEvent, StackDumpStarted, WorkersGone
+from raylaunch.node.protocol.forkserver_messages import (
+    ForkServerEvent,
+    Reset,
+    StackDumpStarted,
+    StartWorkers,
+    WorkersGone,
+)
 from raylaunch.node.protocol.node_goal import DumpStacks, SignalWorkers, StopWorkers
 from raylaunch.worker.heartbeats.shared_page import SharedPage
 from raylaunch.worker.runtime import boot, entry, process_setup, staleness
@@ -128,14 +134,12 @@ class ForkServer:
             replace(initialize, preload_auto=initialize.preload_auto and forks), self._send
         )
         self.workers = WorkerTable(self._send, other_children=self._other_children)
-        #: An attempt that starts as soon as nothing of the attempts before it is alive. Then: when it was ordered, and
-        #: when they had ended.
-        self._launch: forkserver_messages.StartWorkers | None = None
-        self._ordered_at = self._ended_at = NodeTime(0.0)
+        #: The order that is carried out as soon as nothing of the attempts before is alive.
+        self._pending: StartWorkers | Reset | None = None
+        #: Of the last attempt that was ordered, as far as it has got.
+        self._timings = RestartTimings(ordered=NodeTime(0.0), ended=NodeTime(0.0), forked=NodeTime(0.0))
         #: How many workers of the present attempt are survivors.
         self._stayed = 0
-        #: `ResetDone` is to be sent when nothing of the run is alive any more.
-        self._resetting = False
         self._terminated = False
 
     def _other_children(self) -> set[int]:
@@ -199,11 +203,12 @@ class ForkServer:
             self._handle(order)
         self.workers.advance()
         self.preloader.poll()
-        if self._launch is not None and not self.preloader.delays_start and self.workers.is_gone:
-            self._begin_attempt(self._launch)
+        match self._pending:
+            case StartWorkers() as start if self.workers.is_gone and not self.preloader.delays_start:
+                self._begin_attempt(start)
+            case Reset() if self.workers.is_gone:
+                self._finish_reset()
         self._fork_missing()
-        if self._resetting and self.workers.is_gone:
-            self._finish_reset()
 
     def _reap(self) -> None:
         """Reap all children that have ended, and do what follows for each that is no worker."""
@@ -215,8 +220,8 @@ class ForkServer:
 
     def _handle(self, order: forkserver_messages.ForkServerOrder) -> None:
         match order:
-            case forkserver_messages.StartWorkers():
-                self._launch, self._ordered_at = order, NodeTime(time.monotonic())
+            case StartWorkers():
+                self._pending, self._timings = order, replace(self._timings, ordered=NodeTime(time.monotonic()))
                 self.workers.kill(order.survivors, order.return_seconds, order.to_complete)
             case forkserver_messages.SurvivorReturned():
                 self._handle_survivor(order)
@@ -228,8 +233,10 @@ class ForkServer:
                 self._start_store(order)
             case DumpStacks():
                 self.workers.dump_stacks(order.attempt, order.in_full)
-            case forkserver_messages.Reset():
-                self._reset()
+            case Reset():
+                self._pending = order
+                self.stores.close_all()
+                self.workers.kill()
             case forkserver_messages.Activate():
                 self._activate()
             case _:
@@ -238,7 +245,8 @@ class ForkServer:
     # The workers.
 
     def _handle_survivor(self, order: forkserver_messages.SurvivorReturned) -> None:
-        if order.attempt != (self._launch or self.workers).attempt:
+        latest = self._pending if isinstance(self._pending, StartWorkers) else self.workers
+        if order.attempt != latest.attempt:
             return
         if order.completed:
             self.workers.survivors.record_completed(order.pid)
@@ -246,12 +254,12 @@ class ForkServer:
             self.workers.survivors.record_return(order.pid)
 
     def _stop(self, order: StopWorkers) -> None:
-        if self._launch is not None and self._launch.attempt == order.attempt:
-            self._launch = None
+        if isinstance(self._pending, StartWorkers) and self._pending.attempt == order.attempt:
+            self._pending = None
         self.workers.stop(order.attempt, order.grace, signal.Signals[order.signal])
 
-    def _begin_attempt(self, order: forkserver_messages.StartWorkers) -> None:
-        self._launch, self._ended_at = None, NodeTime(time.monotonic())
+    def _begin_attempt(self, order: StartWorkers) -> None:
+        self._pending, self._timings = None, replace(self._timings, ended=NodeTime(time.monotonic()))
         self.stores.close_before(order.attempt)
         self._stayed = len(self.workers.survivors.pids)
         self.page.reset(order.attempt, len(order.workers))
@@ -259,7 +267,7 @@ class ForkServer:
 
     def _fork_workers(self) -> None:
         if self.workers.fork(self.preloader.fork_workers, self._run_worker):
-            timings = RestartTimings(ordered=self._ordered_at, ended=self._ended_at, forked=NodeTime(time.monotonic()))
+            timings = replace(self._timings, forked=NodeTime(time.monotonic()))
             pids, attempt = self.workers.forked_pids(), self.workers.attempt
             self._send(
                 forkserver_messages.WorkersForked(attempt=attempt, pids=pids, timings=timings, stayed=self._stayed)
@@ -280,13 +288,8 @@ class ForkServer:
 
     # Another run.
 
-    def _reset(self) -> None:
-        self._launch, self._resetting = None, True
-        self.stores.close_all()
-        self.workers.kill()
-
     def _finish_reset(self) -> None:
-        self._resetting = False
+        self._pending = None
         self.workers.begin(0)
         self.page.reset(0, 0)
         self._send(forkserver_messages.ResetDone())
@@ -312,8 +315,8 @@ class ForkServer:
 
     def _start_store(self, order: forkserver_messages.StartStore) -> None:
         if order.fixed:  # kill earlier attempts, and wait until their stores have left the port
-            if self._launch is not None and self._launch.attempt < order.attempt:
-                self._launch = None
+            if isinstance(self._pending, StartWorkers) and self._pending.attempt < order.attempt:
+                self._pending = None
             if self.workers.attempt < order.attempt:
                 self.workers.kill()
             self.stores.vacate(order.attempt)
