@@ -245,11 +245,20 @@ class RayAgents:
 
     # What single agents are asked for.
 
-    def end_node(self, node: NodeId, *, frees_memory: bool) -> None:
-        """Let an agent end its node, for seconds at most. Ray, which kills it, would kill the subreaper first."""
-        if (actor := self._actors.get(node)) is not None:
-            end = actor.close if frees_memory else actor.leave
-            ray.wait([end.remote(self._epoch)], timeout=_END_NODE_SECONDS)
+    def end_node(self, node: NodeId, *, frees_memory: bool) -> Callable[[], None]:
+        """Let an agent end its node: Ray, which kills it, would kill the subreaper first. Return what waits for that.
+
+        It waits until some seconds from now, so agents that are asked at the same time are awaited together.
+        """
+        if (actor := self._actors.get(node)) is None:
+            return lambda: None
+        ended = (actor.close if frees_memory else actor.leave).remote(self._epoch)
+        until = time.monotonic() + _END_NODE_SECONDS
+
+        def wait() -> None:
+            ray.wait([ended], timeout=max(0.0, until - time.monotonic()))
+
+        return wait
 
     def logs(self, node: NodeId, asked: LogQuery | LogRead) -> Future[LogAnswer]:
         """Ask the actor, by a call of its own."""
@@ -441,7 +450,7 @@ class RayFleet(FleetBase):
 
         `frees_memory`: the agent ends all before; else the subreaper holds it for a minute, for another agent.
         """
-        self.to_do.put(partial(self.agents.end_node, node, frees_memory=frees_memory))
+        self.to_do.put(self.agents.end_node(node, frees_memory=frees_memory))
         self._lose(node)
 
     def replace(self, gone: AgentLost) -> None:

@@ -111,6 +111,14 @@ class Freeing(Agent):
         os._exit(0)
 
 
+class Staying(Agent):
+    """An agent that leaves a file when it is to leave, and stays."""
+
+    async def leave(self, epoch: int) -> None:
+        os.close(os.open(f"{LEFT}-{os.getpid()}-{epoch}", os.O_CREAT))
+        await asyncio.sleep(1000)
+
+
 class Unable(Agent):
     def __init__(self, _title: str = "") -> None:
         raise FileNotFoundError("no such folder")
@@ -552,6 +560,18 @@ def test_an_agent_may_free_its_memory_or_leave_it_before_it_is_killed(crew, free
     found.fleet.release(node, frees_memory=frees_memory)
     wait_until(lambda: not os.path.exists(f"/proc/{pid}"), 100, "the agent to be gone")
     assert (Path(f"{FREED}-{pid}-0").exists(), Path(f"{LEFT}-{pid}-0").exists()) == (frees_memory, not frees_memory)
+
+
+@pytest.mark.usefixtures("_no_files")
+def test_agents_that_are_released_together_are_asked_together(crew, monkeypatch):
+    """The second one is not asked only after the first one, which does not answer, was given up."""
+    monkeypatch.setattr(ray_fleet, "_END_NODE_SECONDS", 1000.0)
+    found = crew("2", Staying)
+    found.count(2)
+    for node in found.up:
+        found.fleet.release(node)
+    asked = Path(LEFT).parent
+    wait_until(lambda: len([*asked.glob(f"{Path(LEFT).name}-*")]) == 2, 100, "both agents to be asked")
 
 
 def test_close_with_an_agent_that_does_not_answer(crew, monkeypatch):
