@@ -141,7 +141,7 @@ class FencedLeadership:
     @property
     def _is_in_doubt(self) -> bool:
         """Whether nodes were lost that may rather be on the other side of a network that is cut."""
-        return self._doubt_at >= self._keepers.fleet.head_answered_at
+        return self._doubt_at >= self._keepers.fleet.head.answered_at
 
     def heard(self, item: Item) -> None:
         """Begin to command with the first agent that obeys this driver, and end if one obeys another driver."""

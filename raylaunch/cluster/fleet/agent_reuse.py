@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import queue
 import secrets
 import socket
 import time
@@ -69,16 +68,19 @@ class AgentReuse:
         options: Callable[[int, Bundle], Options],
         start: Start,
         take: Callable[[NodeId, Any], None],
-        calls: queue.SimpleQueue[Any],
+        call: Callable[[Callable[[], None]], None],
     ) -> None:
         """`options` returns the options for an agent inside a slot's bundle; `start` starts one with such options.
 
-        `take` adds an actor that is running already, as the node of that name. `calls`: what the fleet's thread calls.
+        `take` adds an actor that is running already, as the node of that name. `call` lets the fleet's thread make a
+        call.
         """
         self._options = options
         self._start = start
         self._take = take
-        self._calls = calls
+        self._call = call
+        #: Slots that have a host, or had one.
+        self._placed: set[int] = set()
         #: Agents to start when it is known where, by slot.
         self._unplaced: dict[int, tuple[StartAgent, AgentSpec]] = {}
         #: Names of agents that an earlier run may have left, which were not asked yet.
@@ -87,12 +89,16 @@ class AgentReuse:
         #: The nodes whose agents run beside their bundles.
         self._beside: set[NodeId] = set()
 
-    def start_when_granted(self, request: StartAgent, spec: AgentSpec) -> None:
-        """Start an agent, or use an idle one, as soon as its slot is granted."""
-        self._unplaced[request.slot] = (request, spec)
+    def start(self, request: StartAgent, spec: AgentSpec) -> None:
+        """Start an agent. Where its slot has had no host yet, that waits for one, which may have an idle agent."""
+        if request.slot in self._placed:
+            self._start(request, spec, self._options(request.slot, request.bundle))
+        else:
+            self._unplaced[request.slot] = (request, spec)
 
     def granted(self, hosts: Mapping[int, HostId]) -> None:
         """Slots were granted. `hosts`: by slot."""
+        self._placed.update(hosts)
         self._left = _names(_folder_prefix())
         for slot, host in hosts.items():
             request, spec = self._unplaced.pop(slot, (None, None))
@@ -110,7 +116,7 @@ class AgentReuse:
         if actor := self._next_left(prefix):
             self._pending[node] = _PendingReuse(placement, actor, time.monotonic() + _REUSE_SECONDS)
             answer = actor.reuse.remote(serialization.dump_spec(placement.spec)).future()
-            answer.add_done_callback(lambda future: self._calls.put(partial(self._answered, node, future)))
+            answer.add_done_callback(lambda future: self._call(partial(self._answered, node, future)))
             return
         on_host = NodeAffinitySchedulingStrategy(placement.host, soft=False)
         named = {"name": f"{prefix}{secrets.token_hex(8)}", "namespace": NAMESPACE, "lifetime": "detached"}

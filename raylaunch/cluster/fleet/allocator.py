@@ -421,6 +421,7 @@ class Allocator:
         self.slots = SlotTable(differing, self._kinds[:gang])
         #: Until the gang is granted nothing else is requested: a single slot might take a host that the gang needs.
         self._is_gang_granted = False
+        self._min_nodes = gang
         self._hosts = _HostFilter(self.slots, spread)
         self._backoff = Backoff(start_timeout)
 
@@ -536,10 +537,12 @@ class Allocator:
         times = (*retries, *slow, *map(self._backoff.overdue_at, self.slots), *self._hosts.cut_off.values())
         return min((at for at in times if now < at < inf), default=None)
 
-    @property
-    def cannot_start(self) -> bool:
-        """Whether several agents died and none ever came up."""
-        return self._backoff.cannot_start
+    def cannot_start(self, *, has_raised: bool) -> bool:
+        """Whether another agent would be lost too, as the last one was before it came up.
+
+        `has_raised`: it could not be made. On one host of several, that need not repeat.
+        """
+        return len(self.slots.up_nodes()) < self._min_nodes if has_raised else self._backoff.cannot_start
 
     def is_on_usable_host(self, node: NodeId) -> bool:
         """Whether a node is up on a host that is neither drained nor cordoned."""
@@ -688,10 +691,12 @@ class FleetBase(ABC):
                 self._put(request)
         return answer
 
-    def _wake(self, now: float) -> float | None:
-        """Return when the allocator is to be ticked, as time.monotonic(); None: never."""
+    def _idle_seconds(self) -> float:
+        """Return for how many seconds the allocator need not be ticked; infinity: for ever."""
         with self._lock:
-            return self._allocator.next_tick(now)
+            now = time.monotonic()
+            at = self._allocator.next_tick(now)
+        return math.inf if at is None else at - now
 
     def _spec_for(self, request: StartAgent) -> AgentSpec:
         return replace(self._spec, node=request.node, nproc=request.bundle.nproc)

@@ -160,10 +160,9 @@ class LocalFleet(FleetBase):
 
     async def _do_all(self) -> None:
         while True:
-            wake = self._wake(now := time.monotonic())
-            timer = None
-            if wake is not None:
-                timer = self._loop.call_later(max(0.0, wake - now), self._to_do.put_nowait, None)
+            timer, idle = None, self._idle_seconds()
+            if idle < math.inf:
+                timer = self._loop.call_later(idle, self._to_do.put_nowait, None)
             request = await self._to_do.get()
             if timer is not None:
                 timer.cancel()

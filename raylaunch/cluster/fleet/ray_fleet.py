@@ -37,6 +37,7 @@ from raylaunch.cluster.fleet_api import (
     AgentLost,
     AgentsAdopted,
     FleetFailed,
+    HostDraining,
     ReportReceived,
     SlotGranted,
     Tell,
@@ -293,17 +294,106 @@ class RayAgents:
     def end(self, request: StopAgent) -> None:
         """Kill an agent. In a detached run it ends itself, if this driver is in command: Ray would kill it anyhow."""
         actor = self._actors.pop(request.node, None)
-        if actor is None:
-            return
-        if self._tenure is not None and not request.never_started:
+        if actor is not None and self._tenure is not None and not request.never_started:
             actor.leave.remote(self._epoch)
-        else:
+        elif actor is not None:
             with contextlib.suppress(Exception):  # dead already
                 ray.kill(actor)
+        if request.why:
+            self.tell(AgentLost(node=request.node, why=request.why))
 
     def hand_over(self, nodes: Collection[NodeId]) -> dict[NodeId, Any]:
         """Return the actors of these nodes, which are no agents of this run any more."""
         return {node: self._actors.pop(node) for node in nodes}
+
+
+class WorkQueue:
+    """Makes calls that may wait for Ray, one after the other, in a thread of its own.
+
+    Each is repeated while the head does not answer. If the head is gone for good, `GcsMonitor` reports that.
+    """
+
+    def __init__(
+        self, idle_seconds: Callable[[], float], tick: Callable[[], Any], failed: Callable[[ClusterError], None]
+    ) -> None:
+        """`tick` is called in the thread when nothing was put for `idle_seconds()`, or for a second.
+
+        `failed` takes the error after which the thread makes no more calls.
+        """
+        self._idle_seconds = idle_seconds
+        self._tick = tick
+        self._failed = failed
+        self._calls: queue.SimpleQueue[Callable[[], Any]] = queue.SimpleQueue()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True, name="raylaunch-fleet")
+
+    def put(self, call: Callable[[], Any]) -> None:
+        """Make this call after all others. Any thread may put one."""
+        self._calls.put(call)
+
+    def run_pending(self) -> None:
+        """Make the calls that were put so far in the caller's thread, before `start`. Raises their errors."""
+        for _ in range(self._calls.qsize()):
+            self._calls.get()()
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def pause(self, seconds: float) -> None:
+        """Wait, in a call; not longer than until `close`."""
+        self._closed.wait(seconds)
+
+    def close(self) -> None:
+        """Make no more calls. Waits for the present one, for seconds at most."""
+        self._closed.set()
+        self._calls.put(lambda: None)
+        if self._thread.ident is not None:
+            self._thread.join(_JOIN_SECONDS)
+
+    def _run(self) -> None:
+        try:
+            while not self._closed.is_set():
+                try:
+                    call = self._calls.get(timeout=min(LOOK_SECONDS, self._idle_seconds()))
+                except queue.Empty:
+                    self._tick()
+                else:
+                    self._retry(call)
+        except Exception as error:  # noqa: BLE001
+            why = f"{type(error).__name__}: {error}"
+            self._failed(ClusterError(f"no more nodes can be asked for: {why}"))
+
+    def _retry(self, call: Callable[[], Any]) -> None:
+        until = time.monotonic() + _ASK_SECONDS
+        while not self._closed.is_set():
+            try:
+                call()
+            except AuthenticationError:  # of a head that was started anew: nothing more is to be had of it
+                self._closed.wait()
+            except (RayError, RuntimeError):
+                if time.monotonic() >= until:
+                    raise
+                self._closed.wait(LOOK_SECONDS)
+            else:
+                return
+
+
+class HostAddresses:
+    """The addresses of hosts, for which Ray is asked when a host is new."""
+
+    def __init__(self, only: str | None) -> None:
+        """`only`: the address of all hosts; None: each has its own."""
+        self._only = only
+        self._known: dict[HostId, str] = {}
+
+    def of(self, host: HostId) -> str:
+        """Return the address of a host; `""`: Ray knows none."""
+        if self._only:
+            return self._only
+        if host not in self._known:
+            self._known = {HostId(node["NodeID"]): str(node["NodeManagerAddress"]) for node in ray.nodes()}
+        return self._known.get(host, "")
 
 
 class RayFleet(FleetBase):
@@ -325,36 +415,29 @@ class RayFleet(FleetBase):
         """
         setup = _SETUP_SECONDS if ray.get_runtime_context().runtime_env else 0.0
         super().__init__(plan, spec, say, start_timeout=_START_SECONDS + setup, allocator=allocator)
-        self._plan = plan
         self._takes_over = allocator is not None
-        token = tenure.token if tenure is not None else ""
-        self._placement_groups = reservations or PlacementGroups(spread=plan.spread, token=token)
+        self._placement_groups = reservations or PlacementGroups(spread=plan.spread, token=spec.token)
         self.agents = RayAgents(
             spec.epoch if tenure is None else tenure.epoch,
             tenure,
             self._started,
             lambda node: self.to_do.put(partial(self._begin_again, node)),
         )
-        self.is_detached = tenure is not None
-        #: What the thread is to call, which may wait for Ray.
-        self.to_do: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._closed = threading.Event()
+
+        def failed(error: ClusterError) -> None:
+            self._tell(FleetFailed(error=error))
+
+        self.to_do = WorkQueue(self._idle_seconds, self._tick, failed)
         self._agent_reuse: AgentReuse | None = None
         if spec.job.keep_warm:
             self._agent_reuse = AgentReuse(
-                self._placement_groups.options, self.agents.start, self.agents.take, self.to_do
+                self._placement_groups.options, self.agents.start, self.agents.take, self.to_do.put
             )
-        #: Slots that have a host, or had one.
-        self._placed: set[int] = set()
-        self._addresses: dict[HostId, str] = {}
+        self._addresses = HostAddresses(spec.address)
         #: The host of this process.
         self.here = NO_HOST
-        #: The time.monotonic() at which the head has said last that this host is alive: no other driver was started.
-        self.head_answered_at = 0.0
-        self._thread = threading.Thread(target=self._work, daemon=True, name="raylaunch-fleet")
-        self._notices = gcs_monitor.DrainNotices()
         self._drains = gcs_monitor.DrainMonitor(self._drained)
-        self._head = GcsMonitor(self._head_answers, lambda error: self._tell(FleetFailed(error=error)))
+        self.head = GcsMonitor(self._head_answers, failed)
 
     def start(self, tell: Tell) -> None:
         """Reserve the gang; or, after another driver, adopt its agents and go on with its reservations.
@@ -367,15 +450,14 @@ class RayFleet(FleetBase):
             self._take_over()
         else:
             self._reserve()
-        self._thread.start()
+        self.to_do.start()
         self._drains.start()
-        self._head.start()
+        self.head.start()
 
     def _reserve(self) -> None:
         self._decide(self._allocator.start)
         try:
-            for _ in range(self.to_do.qsize()):
-                self.to_do.get()()  # here, so that whoever asked hears what is wrong with it
+            self.to_do.run_pending()  # here, so that whoever asked hears what is wrong with it
         except RayError as error:
             raise ClusterError(f"no nodes can be asked for: {actor_errors.summary(error)}") from error
 
@@ -438,10 +520,10 @@ class RayFleet(FleetBase):
         with self._lock:
             self._allocator.reported(node)
 
-    def _drained(self, found: Mapping[HostId, int]) -> None:
-        for notice in self._notices.new(found):
+    def _drained(self, hosts: Collection[HostId], notices: Sequence[HostDraining]) -> None:
+        for notice in notices:
             self._tell(replace(notice, ours=notice.host == self.here))
-        self.to_do.put(partial(self._decide, partial(self._allocator.draining, found)))
+        self.to_do.put(partial(self._decide, partial(self._allocator.draining, hosts)))
 
     # Which nodes there are.
 
@@ -451,70 +533,31 @@ class RayFleet(FleetBase):
         `frees_memory`: the agent ends all before; else the subreaper holds it for a minute, for another agent.
         """
         self.to_do.put(self.agents.end_node(node, frees_memory=frees_memory))
-        self._lose(node)
+        self._decide(partial(self._allocator.lost, node))
 
     def replace(self, gone: AgentLost) -> None:
         """Start another agent in the slot; where agents are spread, reserve another slot too."""
         never_came_up = gone.node in self.agents and not self._allocator.slots.is_up(gone.node)
         host = self._allocator.slots.host_of(gone.node)
-        pause = self._lose(gone.node, silent=gone.silent)
-        if never_came_up and self._is_hopeless(gone):
-            raise actor_errors.cannot_start(gone, self._address(host) if host else "")
+        pause = self._decide(partial(self._allocator.lost, gone.node, silent=gone.silent))
+        has_raised = actor_errors.is_raised_at_start(gone.error)
+        if never_came_up and self._allocator.cannot_start(has_raised=has_raised):
+            raise actor_errors.cannot_start(gone, self._addresses.of(host) if host else "")
         if pause:
-            where = f"on {self._address(host) or host}" if host else "at its place"
+            where = f"on {self._addresses.of(host) or host}" if host else "at its place"
             self._say(f"agents die one after the other {where}: the next is started in {count(pause, 'second')}")
-
-    def _is_hopeless(self, gone: AgentLost) -> bool:
-        """Return whether another agent would be lost too. A failure on one host of several need not repeat."""
-        if actor_errors.is_raised_at_start(gone.error):
-            return len(self._allocator.slots.up_nodes()) < self._plan.min_nodes
-        return self._allocator.cannot_start
-
-    def _lose(self, node: NodeId, *, silent: bool = False) -> float:
-        return self._decide(partial(self._allocator.lost, node, silent=silent))
 
     # What is done about it, in the thread.
 
     def _put(self, request: Request) -> None:
         self.to_do.put(partial(self._do, request))
 
-    def _work(self) -> None:
-        try:
-            while not self._closed.is_set():
-                self._work_once()
-        except Exception as error:  # noqa: BLE001
-            why = f"{type(error).__name__}: {error}"
-            self._tell(FleetFailed(error=ClusterError(f"no more nodes can be asked for: {why}")))
-
-    def _work_once(self) -> None:
-        now = time.monotonic()
+    def _tick(self) -> None:
         if self._agent_reuse is not None:
-            self._agent_reuse.check_deadlines(now)
-        wake = self._wake(now)
-        wait = min(LOOK_SECONDS, LOOK_SECONDS if wake is None else max(0.0, wake - now))
-        try:
-            do = self.to_do.get(timeout=wait)
-        except queue.Empty:
-            self._decide(self._allocator.tick)
-        else:
-            self._retry(do)
-
-    def _retry(self, do: Callable[[], None]) -> None:
-        """Repeat a request while the head does not answer. If the head is gone for good, `GcsMonitor` reports that."""
-        until = time.monotonic() + _ASK_SECONDS
-        while not self._closed.is_set():
-            try:
-                return do()
-            except AuthenticationError:  # of a head that was started anew: nothing more is to be had of it
-                self._closed.wait()
-            except (RayError, RuntimeError):
-                if time.monotonic() >= until:
-                    raise
-                self._closed.wait(LOOK_SECONDS)
-        return None
+            self._agent_reuse.check_deadlines(time.monotonic())
+        self._decide(self._allocator.tick)
 
     def _head_answers(self) -> None:
-        self.head_answered_at = time.monotonic()
         self._drains.check()
         with self._lock:
             astray = self._allocator.slots.may_gang_have_moved()
@@ -532,17 +575,23 @@ class RayFleet(FleetBase):
                 self._watch(next(iter(request.bundles)))
             case ReserveSlot():
                 if request.avoid and not ray_internals.has_label_selectors():
-                    self._closed.wait(LOOK_SECONDS)  # the last one may have been granted on a host to avoid
+                    self.to_do.pause(LOOK_SECONDS)  # the last one may have been granted on a host to avoid
                 self._placement_groups.reserve(request.slot, request.bundle, request.avoid)
                 self._watch(request.slot)
             case StartAgent():
-                self._start_agent(request)
+                spec = self._spec_for(request)
+                if self._agent_reuse is not None:
+                    self._agent_reuse.start(request, spec)
+                else:
+                    self.agents.start(request, spec, self._placement_groups.options(request.slot, request.bundle))
             case AnnounceNode():
-                self._tell(SlotGranted(node=request.node, host=request.host, address=self._address(request.host)))
+                address = self._addresses.of(request.host)
+                self._tell(SlotGranted(node=request.node, host=request.host, address=address))
             case StopAgent():
-                self._end(request)
+                if self._agent_reuse is not None:
+                    self._agent_reuse.stopped(request.node)
+                self.agents.end(request)
             case ReleaseSlot():
-                self._placed.discard(request.slot)
                 self._placement_groups.release(request.slot)
 
     def _watch(self, slot: int) -> None:
@@ -550,31 +599,9 @@ class RayFleet(FleetBase):
 
     def _granted(self, slot: int) -> None:
         hosts = self._placement_groups.hosts(slot)
-        self._placed.update(hosts)
         self._decide(partial(self._allocator.granted, hosts))
         if self._agent_reuse is not None:  # after what follows of the grant: some may not be wanted there
             self.to_do.put(partial(self._agent_reuse.granted, hosts))
-
-    def _start_agent(self, request: StartAgent) -> None:
-        spec = self._spec_for(request)
-        if self._agent_reuse is not None and request.slot not in self._placed:
-            self._agent_reuse.start_when_granted(request, spec)
-        else:
-            self.agents.start(request, spec, self._placement_groups.options(request.slot, request.bundle))
-
-    def _address(self, host: HostId) -> str:
-        if self._spec.address:
-            return self._spec.address
-        if host not in self._addresses:
-            self._addresses = {HostId(node["NodeID"]): str(node["NodeManagerAddress"]) for node in ray.nodes()}
-        return self._addresses.get(host, "")
-
-    def _end(self, request: StopAgent) -> None:
-        if self._agent_reuse is not None:
-            self._agent_reuse.stopped(request.node)
-        self.agents.end(request)
-        if request.why:
-            self._tell(AgentLost(node=request.node, why=request.why))
 
     def logs(self, node: NodeId, asked: LogQuery | LogRead) -> Future[LogAnswer]:
         """Ask the actor, by a call of its own."""
@@ -594,7 +621,7 @@ class RayFleet(FleetBase):
         """Leave agents that are alive, on hosts that are not draining, to the next run, where `keep_warm` is set."""
         if self._agent_reuse is None:
             return
-        self._stop_thread()
+        self._stop()
         staying = [
             node
             for node in self.agents
@@ -608,18 +635,15 @@ class RayFleet(FleetBase):
         In a detached run their own processes, and what was reserved, stay until the driver has written the result,
         since they keep the ledger: see `named_resources.remove_nodes`.
         """
-        self._stop_thread()
+        self._stop()
         if self._agent_reuse is not None:
             self._agent_reuse.close()
         actors = self.agents.hand_over([*self.agents])
         close([actor for node, actor in actors.items() if self._allocator.slots.is_up(node)])
-        if not self.is_detached:
+        if not self._spec.token:
             kill(list(actors.values()), then=self._placement_groups.cancel)
 
-    def _stop_thread(self) -> None:
-        self._head.close()
+    def _stop(self) -> None:
+        self.head.close()
         self._drains.close()
-        self._closed.set()
-        self.to_do.put(lambda: None)
-        if self._thread.ident is not None:
-            self._thread.join(_JOIN_SECONDS)
+        self.to_do.close()

@@ -11,7 +11,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from ray.exceptions import RayError
 
@@ -60,6 +60,8 @@ class GcsMonitor:
         self._on_lost = on_lost
         self._closed = threading.Event()
         self._unanswered_since: float | None = None
+        self.answered_at = 0.0
+        """The time.monotonic() at which the head has said last that this host is alive: no other driver was started."""
 
     def start(self) -> None:
         """Start the thread, which asks for the first time at once."""
@@ -95,6 +97,7 @@ class GcsMonitor:
             return _head_lost("it was started anew, and knows nothing of what ran before")
         if not is_alive:
             return _machine_dead()
+        self.answered_at = time.monotonic()
         self._on_answer()
         return None
 
@@ -151,9 +154,10 @@ def _draining(host: HostId, deadline: float, wall: float, monotonic: float) -> H
 class DrainMonitor:
     """Asks Ray which hosts are being drained, in a thread of its own, once for each `check`."""
 
-    def __init__(self, on_answer: Callable[[Mapping[HostId, int]], None]) -> None:
-        """`on_answer` is called in the thread with each answer: deadlines in milliseconds since 1970, by host."""
+    def __init__(self, on_answer: Callable[[Collection[HostId], list[HostDraining]], None]) -> None:
+        """`on_answer` is called in the thread with each answer: all hosts that are drained, and what is new of them."""
         self._on_answer = on_answer
+        self._notices = DrainNotices()
         self._wanted = threading.Event()
         self._closed = False
         self._thread = threading.Thread(target=self._run, daemon=True, name="raylaunch-drains")
@@ -173,7 +177,8 @@ class DrainMonitor:
         while self._wanted.wait() and not self._closed:
             self._wanted.clear()
             with contextlib.suppress(RayError, RuntimeError):  # the head does not answer; it is asked again
-                self._on_answer(ray_internals.draining_nodes())
+                found = ray_internals.draining_nodes()
+                self._on_answer(found.keys(), self._notices.new(found))
 
     def close(self) -> None:
         """Stop asking. Does not wait for a question that hangs."""

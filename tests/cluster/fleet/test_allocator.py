@@ -459,12 +459,12 @@ def test_agents_that_cannot_start():
     verdicts = []
     for _ in range(3):
         found.lose(found.starting()[0])
-        verdicts.append(found.allocator.cannot_start)
+        verdicts.append(found.allocator.cannot_start(has_raised=False))
         found.now += 60
         found.tell("tick")
     assert verdicts == [False, False, True]
     assert found.join(found.starting()[0], "a")
-    assert not found.allocator.cannot_start
+    assert not found.allocator.cannot_start(has_raised=False)
 
 
 # Agents whose processes Ray does not start.
@@ -496,7 +496,7 @@ def test_an_agent_that_ray_does_not_start_is_started_again_in_its_slot():
     ]
     assert found.occupied == {"node-9": 1}
     assert found.said["node-2"] == "Ray has not started its agent within 240 s"
-    assert not found.allocator.cannot_start
+    assert not found.allocator.cannot_start(has_raised=False)
 
 
 def test_an_agent_that_is_slow_to_start_comes_up_in_the_end():

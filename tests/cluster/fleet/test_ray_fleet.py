@@ -304,7 +304,7 @@ class DetachedCrew(Crew):
 
     def die(self) -> None:
         """Do nothing any more, as if the process were gone."""
-        self.fleet._stop_thread()  # noqa: SLF001
+        self.fleet._stop()  # noqa: SLF001
         self.fleet._tell = self.fleet.agents.tell = lambda _: None  # noqa: SLF001
         self.fleet.agents.hand_over([*self.fleet.agents])
 

@@ -123,7 +123,7 @@ def test_a_launch_waits_for_the_head_if_a_node_is_only_silent():
     for _ in range(3):
         heard(found, fleet)
     assert fleet.launched() == [1]
-    fleet.head_answered_at = time.monotonic()
+    fleet.head.answered_at = time.monotonic()
     heard(found, fleet)
     assert fleet.launched() == [1, 2]
 

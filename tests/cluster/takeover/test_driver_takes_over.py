@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -60,13 +61,13 @@ class KeptFleet(FakeFleet):
     """Knows what its nodes were told. It keeps the ledger itself, and its agents are itself."""
 
     has_unsent = False
-    head_answered_at = 0.0
     here = "id-node-1"
 
     def __init__(self, nodes: int) -> None:
         super().__init__(nodes)
         self.goals = NodeGoals()
         self.fleet = self.agents = self
+        self.head = SimpleNamespace(answered_at=0.0)
         #: What its agents tell a driver that takes over.
         self.told: list[Any] = []
 
