@@ -12,10 +12,10 @@ import math
 import os
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from raylaunch.cluster.agent.agent import Agent, Home
 from raylaunch.cluster.fleet.allocator import (
@@ -77,7 +77,7 @@ class LocalFleet(FleetBase):
         self._loop.set_exception_handler(lambda _, context: self._failed(context["message"]))
         self._thread.start()
         self._decide(self._allocator.start)
-        self._in_thread(self._work())
+        self._loop.call_soon_threadsafe(self._loop.create_task, self._work())
 
     # What is asked of the thread.
 
@@ -112,9 +112,6 @@ class LocalFleet(FleetBase):
             local.agent.handle(order)
         except Exception as error:  # noqa: BLE001
             self._gone(node, error)
-
-    def _in_thread(self, work: Coroutine[Any, Any, None]) -> None:
-        self._loop.call_soon_threadsafe(self._loop.create_task, work)
 
     # What is heard.
 
@@ -154,22 +151,19 @@ class LocalFleet(FleetBase):
 
     async def _work(self) -> None:
         try:
-            await self._do_all()
+            while True:
+                timer, idle = None, self._idle_seconds()
+                if idle < math.inf:
+                    timer = self._loop.call_later(idle, self._to_do.put_nowait, None)
+                request = await self._to_do.get()
+                if timer is not None:
+                    timer.cancel()
+                if request is None:
+                    self._decide(self._allocator.tick)
+                else:
+                    await self._do(request)
         except Exception as error:  # noqa: BLE001
             self._failed(f"{type(error).__name__}: {error}", error)
-
-    async def _do_all(self) -> None:
-        while True:
-            timer, idle = None, self._idle_seconds()
-            if idle < math.inf:
-                timer = self._loop.call_later(idle, self._to_do.put_nowait, None)
-            request = await self._to_do.get()
-            if timer is not None:
-                timer.cancel()
-            if request is None:
-                self._decide(self._allocator.tick)
-            else:
-                await self._do(request)
 
     async def _do(self, request: Request) -> None:
         match request:
