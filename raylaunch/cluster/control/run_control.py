@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
+from raylaunch.cluster.capability import DriverPart
 from raylaunch.cluster.control.control_messages import (
     Accepted,
     ControlRequest,
@@ -80,6 +81,31 @@ class ClusterRoom:
     """Returns why there could never be room for this number of nodes; "": there could be, as far as is known."""
 
 
+class StackSamples(DriverPart):
+    """The samples of stacks that clients wait for. It hears of the nodes' answers as the capabilities do."""
+
+    def __init__(self) -> None:
+        #: With what is set when the sample is complete.
+        self._probes: dict[StackProbe, threading.Event] = {}
+
+    def begin(self, probe: StackProbe, now: RunTime, in_full: Sequence[int]) -> None:
+        """Begin a sample, in the driver's loop. `in_full`: see `StackProbe.sample`."""
+        self._probes[probe] = threading.Event()
+        probe.sample(now, in_full)
+
+    def stacks(self, answer: StacksDumped) -> None:
+        """Take the stacks of a node's workers."""
+        for probe, complete in [*self._probes.items()]:
+            probe.answered(answer)
+            if not probe.next_check:
+                complete.set()
+
+    def end(self, probe: StackProbe) -> None:
+        """Wait until a sample is complete, but not longer than nodes have to answer. Any thread may call this."""
+        self._probes[probe].wait(ANSWER_SECONDS)
+        del self._probes[probe]
+
+
 class RunControl:
     """Answers requests, in the threads of those who ask. What only the driver's loop may do is called there."""
 
@@ -101,9 +127,8 @@ class RunControl:
         self._over, self._ended = threading.Event(), threading.Event()
         self._result: RunResult | None = None
         self._server: ControlServer | None = None
-        #: Samples of stacks that somebody waits for, each with what is set when it is complete.
-        self._probes: dict[StackProbe, threading.Event] = {}
-        driver.on_stacks = self._dumped
+        self._samples = StackSamples()
+        driver.parts["control"] = self._samples
 
     @property
     def address(self) -> SecretAddress | None:
@@ -209,7 +234,7 @@ class RunControl:
             except RefusedError as refused:
                 answer.set_exception(refused)
 
-        self._driver.call(answered, answer)
+        self._driver.inbox.call(answered, answer)
         return answer
 
     # In the driver's loop.
@@ -282,34 +307,24 @@ class RunControl:
         fewer = len(machine.members) - 1
         return f"{why}: `raylaunch resize {fewer}` gives up a node" if machine.job.nprocs is None else why
 
-    def _sample(
-        self, now: RunTime, in_full: Sequence[int]
-    ) -> Generator[Event, None, tuple[StackProbe, threading.Event]]:
+    def _sample(self, now: RunTime, in_full: Sequence[int]) -> Generator[Event, None, StackProbe]:
         """Ask the nodes what their workers are doing. `in_full`: the ranks of which all threads are wanted."""
         machine, world = self._driver.machine, self._driver.machine.world
         if machine.phase in (Phase.GATHERING, Phase.DONE):
             raise RefusedError(f"no workers run: {machine.status}")
         parts = assign(world.attempt, world.members)
         there = [part for part in parts if part.node in world.unfinished]
-        probe, complete = StackProbe(there or parts, self._fleet.send), threading.Event()
-        self._probes[probe] = complete
-        probe.sample(now, in_full)
+        probe = StackProbe(there or parts, self._fleet.send)
+        self._samples.begin(probe, now, in_full)
         yield from ()
-        return probe, complete
-
-    def _dumped(self, word: StacksDumped) -> None:
-        for probe, complete in [*self._probes.items()]:
-            probe.answered(word)
-            if not probe.next_check:
-                complete.set()
+        return probe
 
     # Anywhere.
 
     def _stacks(self, ranks: Sequence[int]) -> StacksCollected:
         """Return what all workers are doing. A node that does not answer in time is left out."""
-        probe, complete = self._awaited(self._in_loop(partial(self._sample, in_full=ranks)))
-        complete.wait(ANSWER_SECONDS)
-        self._probes.pop(probe, None)
+        probe = self._awaited(self._in_loop(partial(self._sample, in_full=ranks)))
+        self._samples.end(probe)
         groups = grouped(probe.stacks, probe.unheard_ranks)
         groups.sort(key=lambda group: (-len(group.ranks), group.ranks))
         stacks = sorted((stack for stack in probe.stacks if stack.rank in ranks), key=lambda stack: stack.rank)

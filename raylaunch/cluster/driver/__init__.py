@@ -3,7 +3,7 @@
 Read `driver` first: its loop takes the next report of the fleet, turns it into events, has the machine handle them, and
 gives the actions to the `executor`, which sends orders to nodes. `node_registry` knows which nodes are alive.
 `progress_monitor` follows the workers by their heartbeats. What happens goes to an `observer` and to the `run_folder`;
-`signals` brings in the user's signals, and `Driver.call` what other threads request.
+`signals` brings in the user's signals, and `Driver.inbox` what other threads request.
 
 The driver of a detached run on a cluster writes a `ledger` for the next one, which starts the same loop from it.
 `succession` has what such a driver does besides: it sends the ledger to agents with its orders (`FencedLeadership`), or

@@ -63,7 +63,7 @@ from raylaunch.core.record.journal import JournalEntry
 from raylaunch.errors import ClusterError
 from raylaunch.node.linux import processes
 from raylaunch.node.protocol.node_goal import CapabilitySection
-from raylaunch.node.protocol.node_status import AgentReady, NodeStatus, StacksDumped, StoreOpened
+from raylaunch.node.protocol.node_status import AgentReady, NodeStatus, StoreOpened
 
 _HEAR_SECONDS = 5.0
 """How long a driver that takes over waits for all agents to tell what is true there, before it decides anything."""
@@ -80,6 +80,71 @@ class LoopCall:
 
 
 Item = fleets.Item | LinkDown | LoopCall
+
+
+class Inbox:
+    """What the driver has to deal with: what the fleet and the links tell, and the work of other threads.
+
+    Any thread and any signal handler may call `put` and `call`; only the thread of `Driver.run` may call the others.
+    """
+
+    def __init__(self, heard: Callable[[NodeId, float], None]) -> None:
+        """`heard`: see `NodeRegistry`. It is called at once, so that a node counts while the driver is busy."""
+        self._heard = heard
+        self._queue: queue.SimpleQueue[Item] = queue.SimpleQueue()
+
+    def put(self, item: Item) -> None:
+        """Enqueue an item."""
+        if isinstance(item, ReportReceived):
+            self._heard(item.node, item.at)
+        self._queue.put(item)
+
+    def call(self, work: Callable[[RunTime], Iterable[Event]], answer: Future[Any]) -> None:
+        """Enqueue work for the thread of `Driver.run`; see `LoopCall`."""
+        self._queue.put(LoopCall(work, answer))
+
+    def next_items(self, until: float) -> Iterator[Item]:
+        """Yield all items that wait, or the first one to arrive; none if it is `until` before, as time.monotonic().
+
+        All of them, since this process may have stood still: no deadline is enforced before what arrived in time is
+        handled.
+        """
+        with contextlib.suppress(queue.Empty):
+            yield self._queue.get(timeout=_seconds_until(until))
+            for _ in range(self._queue.qsize()):
+                yield self._queue.get_nowait()
+
+    def items_until(self, end: float) -> Iterator[Item]:
+        """Yield items as they arrive, until this time.monotonic()."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                yield self._queue.get(timeout=_seconds_until(end))
+
+    def close(self) -> None:
+        """Drop what waits, and cancel the calls: the run is over."""
+        for item in [self._queue.get_nowait() for _ in range(self._queue.qsize())]:
+            if isinstance(item, LoopCall):
+                item.answer.cancel()
+
+
+def _seconds_until(end: float) -> float | None:
+    return None if end == float("inf") else max(0.0, end - time.monotonic())
+
+
+class RunClock:
+    """The time of a run: seconds since its beginning."""
+
+    def __init__(self, began: float) -> None:
+        """`began`: the time.monotonic() of the run's beginning."""
+        self.began = began
+
+    def now(self) -> RunTime:
+        """Return the present time."""
+        return self.at(time.monotonic())
+
+    def at(self, monotonic: float) -> RunTime:
+        """Convert a time.monotonic() of this process."""
+        return RunTime(monotonic - self.began)
 
 
 class Leadership(Protocol):
@@ -112,7 +177,7 @@ class Leadership(Protocol):
 class Driver:
     """One run. Whatever changes the machine comes through the inbox, or with time.
 
-    `run` is called in one thread; `signalled`, `call` and the fleet's reports may come from any.
+    `run` is called in one thread; `signalled` and the fleet's reports may come from any.
     """
 
     def __init__(
@@ -137,26 +202,20 @@ class Driver:
         self._fleet = fleet
         self._journal = journal
         self._observer = observer
-        self._began = began
-        self._inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
+        self._clock = RunClock(began)
         self.nodes = NodeRegistry(job.node_timeout, links)
+        self.inbox = Inbox(self.nodes.heard)
         asked = ledger is not None and ledger.calls_should_checkpoint
         self.monitor = ProgressMonitor(calls_should_checkpoint=asked)
-        #: By the names of their capabilities.
+        #: By the names of their capabilities. `RunControl` adds one of its own.
         self.parts = {each.name: _begun(each, self, fleet, journal, observer) for each in capabilities}
         self._executor = Executor(self.machine, run_id, fleet, self.monitor, self.nodes)
-        #: Gets the stacks of the workers of each node, in the thread of `run`.
-        self.on_stacks: Callable[[StacksDumped], None] = lambda _: None
         self._warnings = NodeWarnings(observer.on_message, ledger.warned if ledger is not None else ())
         self._leadership = leadership
 
     def signalled(self, signal: SignalName) -> None:
         """Take a signal. Any thread and any signal handler may call this: the signal is only enqueued."""
-        self.call(lambda at: _signalled(self.machine.job, signal, at), Future())
-
-    def call(self, work: Callable[[RunTime], Iterable[Event]], answer: Future[Any]) -> None:
-        """Enqueue work for the thread of `run`; see `LoopCall`. Any thread and any signal handler may call this."""
-        self._inbox.put(LoopCall(work, answer))
+        self.inbox.call(lambda at: _signalled(self.machine.job, signal, at), Future())
 
     def run(self) -> Finish:
         """Run until the machine is done. The caller closes the fleet.
@@ -170,9 +229,7 @@ class Driver:
                 self._begin()
                 self._loop()
         finally:
-            for item in [self._inbox.get_nowait() for _ in range(self._inbox.qsize())]:
-                if isinstance(item, LoopCall):
-                    item.answer.cancel()
+            self.inbox.close()
             if self._leadership is not None:
                 self._leadership.ended(self.nodes)
         assert isinstance(self.machine.state, Done)
@@ -181,7 +238,7 @@ class Driver:
     def _loop(self) -> None:
         while True:
             if self._leadership is not None:
-                self._leadership.stepped(self.decisions, self._now())
+                self._leadership.stepped(self.decisions, self._clock.now())
             if self.machine.phase is Phase.DONE:
                 return
             for item in self._next_items():
@@ -197,9 +254,9 @@ class Driver:
         if leadership is None or last is None:
             self._record([(None, self._perform(self.machine.start()))])
             if self.machine.job.deadline is not None:
-                self._step(_deadline(self.machine.job.deadline, self._now()))
-            self.nodes.start(self._inbox.put)
-            self._fleet.start(self._tell)
+                self._step(_deadline(self.machine.job.deadline, self._clock.now()))
+            self.nodes.start(self.inbox.put)
+            self._fleet.start(self.inbox.put)
         elif self.machine.phase is Phase.DONE:
             leadership.take_command()
             return  # only the result may not be written
@@ -215,20 +272,18 @@ class Driver:
         """
         asked = time.monotonic()
         last.assume_nodes(self.nodes, asked)
-        self.nodes.start(self._inbox.put)
-        self._fleet.start(self._tell)
+        self.nodes.start(self.inbox.put)
+        self._fleet.start(self.inbox.put)
         adopted: dict[NodeId, AgentAdopted] = {}
         aside: list[Item] = []
-        with contextlib.suppress(queue.Empty):
-            while True:
-                item = self._inbox.get(timeout=max(0.0, asked + _HEAR_SECONDS - time.monotonic()))
-                leadership.heard(item)
-                if isinstance(item, AgentsAdopted):
-                    break
-                if isinstance(item, AgentAdopted):
-                    adopted[item.node] = item
-                else:
-                    aside.append(item)
+        for item in self.inbox.items_until(asked + _HEAR_SECONDS):
+            leadership.heard(item)
+            if isinstance(item, AgentsAdopted):
+                break
+            if isinstance(item, AgentAdopted):
+                adopted[item.node] = item
+            else:
+                aside.append(item)
         leadership.take_command()
         for node, agent in adopted.items():
             status = agent.report.status or NodeStatus()
@@ -237,7 +292,7 @@ class Driver:
         self._follow()
         attempt = self._executor.resume({node: agent.goal for node, agent in adopted.items()})
         yield DriverReplaced(
-            at=self._now(),
+            at=self._clock.now(),
             driver=last.driver,
             process_seconds=last.process_seconds,
             state_seconds=last.state_seconds,
@@ -260,7 +315,7 @@ class Driver:
             workers = status.workers
             self.nodes.told(node, NodeStatus(workers=heard(self.machine.run, node, workers)))
             if workers.pids is not None:
-                started = WorkersStarted(at=self._now(), attempt=workers.attempt, node=node, pids=workers.pids)
+                started = WorkersStarted(at=self._clock.now(), attempt=workers.attempt, node=node, pids=workers.pids)
                 for part in self.parts.values():
                     part.started(started)
         yield from self._report(ReportReceived(node=node, report=agent.report, at=agent.at))
@@ -273,39 +328,21 @@ class Driver:
             calls_should_checkpoint=self.monitor.calls_should_checkpoint,
         )
 
-    def _tell(self, item: fleets.Item) -> None:
-        """Enqueue an item of the fleet, in its thread, so that a node counts as heard of while the driver is busy."""
-        if isinstance(item, ReportReceived):
-            self.nodes.heard(item.node, item.at)
-        self._inbox.put(item)
-
-    def _now(self) -> RunTime:
-        return self._run_time(time.monotonic())
-
-    def _run_time(self, at: float) -> RunTime:
-        """Convert a time.monotonic() of this process."""
-        return RunTime(at - self._began)
-
     def _next_items(self) -> Iterator[Item]:
-        """Yield all items that wait, or the first one to arrive; none if something is due before.
-
-        All of them, since this process may have stood still: no deadline is enforced before what arrived in time is
-        handled.
-        """
-        checks = (*(part.next_check for part in self.parts.values()), self._run_time(self.nodes.next_check))
-        training = (self.monitor.next_check,) if self.machine.phase.is_training else ()
-        leading = (self._run_time(self._leadership.wake_at),) if self._leadership is not None else ()
-        nearest = min(self._executor.wake_at, *checks, *training, *leading)
-        with contextlib.suppress(queue.Empty):
-            yield self._inbox.get(timeout=None if nearest == float("inf") else max(0.0, nearest - self._now()))
-            for _ in range(self._inbox.qsize()):
-                if self.machine.phase is Phase.DONE:
-                    return
-                yield self._inbox.get_nowait()
+        """Yield what the driver hears before something is due, until the machine is done."""
+        checks = [self._executor.wake_at, *(part.next_check for part in self.parts.values())]
+        if self.machine.phase.is_training:
+            checks.append(self.monitor.next_check)
+        leading = (self._leadership.wake_at,) if self._leadership is not None else ()
+        due_at = min(self._clock.began + min(checks), self.nodes.next_check, *leading)
+        for item in self.inbox.next_items(due_at):
+            yield item
+            if self.machine.phase is Phase.DONE:
+                return
 
     def _step(self, event: Event) -> None:
         """Let the machine handle an event. Act first, then record: no restart waits for the disk."""
-        if any(part.holds(event, self._now()) for part in self.parts.values()):
+        if any(part.holds(event, self._clock.now()) for part in self.parts.values()):
             return
         before = self.monitor.progress(event.at) if self.machine.needs_progress(event) else ()
         self._record([(each, self._perform(self.machine.handle(each), each)) for each in (*before, event)])
@@ -323,8 +360,8 @@ class Driver:
         is_asked = any(isinstance(action, RequestCheckpoint) for action in actions)
         if is_asked or (may_leave and self.machine.phase is Phase.SAVING):
             for part in self.parts.values():
-                part.saving(self._now())
-        self._executor.perform(actions, self._now())
+                part.saving(self._clock.now())
+        self._executor.perform(actions, self._clock.now())
         return tuple(actions)
 
     def _follow(self) -> None:
@@ -332,7 +369,7 @@ class Driver:
         world = self.machine.world
         self.monitor.begin(world.attempt, world.size, has_progressed=world.has_progressed)
         for part in self.parts.values():
-            part.launched(self._now())
+            part.launched(self._clock.now())
 
     def _record(self, steps: Iterable[tuple[Event | None, tuple[Action, ...]]]) -> None:
         for event, actions in steps:
@@ -354,7 +391,7 @@ class Driver:
             return
         for gone in self.nodes.silent(time.monotonic()):
             yield from self._node_lost(gone)
-        now = self._now()
+        now = self._clock.now()
         if now >= self._executor.wake_at:
             self._executor.wake_at = float("inf")
             yield Tick(at=now)
@@ -370,7 +407,7 @@ class Driver:
             self._leadership.heard(item)
         match item:
             case LoopCall():
-                yield from item.work(self._now())
+                yield from item.work(self._clock.now())
             case HostDraining():
                 yield from self._host_draining(item)
             case FleetFailed():
@@ -387,7 +424,7 @@ class Driver:
             case SlotGranted() if item.node in self.machine.nodes:
                 return  # after a takeover, a node may join before the fleet has told again of its slot
             case SlotGranted():
-                yield NodeGranted(at=self._now(), node=item.node, address=item.address)
+                yield NodeGranted(at=self._clock.now(), node=item.node, address=item.address)
             case AgentAdopted():  # its agent did not answer in time when this driver began
                 self._executor.resume_node(item.node, item.goal)
                 if self._executor.differs(item.node, item.goal):
@@ -409,7 +446,7 @@ class Driver:
         for part in self.parts.values():
             part.lost(gone.node, is_dead=not gone.silent)
         self.nodes.give_up(gone.node)
-        yield NodeLost(at=self._now(), node=gone.node, why=gone.why)
+        yield NodeLost(at=self._clock.now(), node=gone.node, why=gone.why)
         if self.machine.phase is not Phase.DONE:
             self._fleet.replace(gone)
 
@@ -424,21 +461,20 @@ class Driver:
             yield self._node_draining(node, item)
 
     def _node_draining(self, node: NodeId, item: HostDraining) -> NodeDraining:
-        return NodeDraining(at=self._now(), node=node, deadline=self._run_time(item.deadline), why=item.why)
+        return NodeDraining(at=self._clock.now(), node=node, deadline=self._clock.at(item.deadline), why=item.why)
 
     def _report(self, item: ReportReceived) -> Iterator[Event]:
         if item.report.output:
             self._observer.on_output(item.report.output)
         if item.report.heartbeat is not None:
-            changed = self.monitor.heartbeat(item.report.heartbeat, self._now())
+            changed = self.monitor.heartbeat(item.report.heartbeat, self._clock.now())
             for part in self.parts.values():
-                part.heartbeat(changed, self._now())
-            if (sample := self.monitor.sample(self._now())) is not None:
+                part.heartbeat(changed, self._clock.now())
+            if (sample := self.monitor.sample(self._clock.now())) is not None:
                 self._observer.on_progress(sample)
         for stacks in item.report.stacks:
             for part in self.parts.values():
                 part.stacks(stacks)
-            self.on_stacks(stacks)
         if item.report.status is not None:
             yield from self._status_changed(item, item.report.status)
 
@@ -454,7 +490,7 @@ class Driver:
         for store in new.stores:
             if store.generation > old.generation:
                 yield from self._store_opened(node, store.opened)
-        for event in observe(node, old.workers, new.workers, now=self._now(), sent_at=item.report.sent_at):
+        for event in observe(node, old.workers, new.workers, now=self._clock.now(), sent_at=item.report.sent_at):
             if isinstance(event, WorkersStarted):
                 for part in self.parts.values():
                     part.started(event)
@@ -484,19 +520,19 @@ class Driver:
             return  # only its fork server was started anew
         if not self._fleet.joined(node, up.host):
             self.nodes.give_up(node)
-            yield NodeLost(at=self._now(), node=node, why="it is not needed")
+            yield NodeLost(at=self._clock.now(), node=node, why="it is not needed")
             return
         self.nodes.came_up(node, up.host, item.at)
         hosts = {member.host for member in self.machine.nodes.values()}
         self._warnings.came_up(up, several_hosts=bool(hosts - {up.host}), shares_host=up.host in hosts)
-        yield NodeJoined(at=self._now(), node=node, address=up.address, nproc=up.nproc, host=up.host)
+        yield NodeJoined(at=self._clock.now(), node=node, address=up.address, nproc=up.nproc, host=up.host)
         if up.host in self.nodes.draining:
             yield self._node_draining(node, self.nodes.draining[up.host])
 
     def _reject(self, node: NodeId, why: str) -> Iterator[Event]:
         """Give up a node that is alive but of no use."""
         self.nodes.give_up(node)
-        yield NodeLost(at=self._now(), node=node, why=why)
+        yield NodeLost(at=self._clock.now(), node=node, why=why)
         self._fleet.release(node)
 
     def _store_opened(self, node: NodeId, word: StoreOpened) -> Iterator[Event]:
@@ -520,7 +556,7 @@ def _begun(capability: Capability, driver: Driver, fleet: Fleet, journal: RunRec
             work()
             return ()
 
-        driver.call(works, Future())
+        driver.inbox.call(works, Future())
 
     def write_stacks(attempt: int, text: str) -> None:
         if where := journal.write_stacks(attempt, text):

@@ -26,7 +26,7 @@ from raylaunch.capabilities.state.sections import dump as dump_state
 from raylaunch.cluster.agent.agent import AgentReport
 from raylaunch.cluster.capability import Capability
 from raylaunch.cluster.driver import driver as drivers
-from raylaunch.cluster.driver.driver import Driver, LoopCall
+from raylaunch.cluster.driver.driver import Driver, LoopCall, RunClock
 from raylaunch.cluster.driver.ledger import LastDriver, Ledger, RunFacts, load
 from raylaunch.cluster.driver.run_folder import RunFolder
 from raylaunch.cluster.driver.succession import FencedLeadership
@@ -143,12 +143,12 @@ def driver(fleet, job: Job, ledger=None, kind: type[Driver] = Driver, *, gone: b
 
 def written(found: Any) -> Ledger:
     """Return the ledger that a driver would write now."""
-    return load(found._leadership.dumped(found.decisions(), found._now()))
+    return load(found._leadership.dumped(found.decisions(), found._clock.now()))
 
 
 def sends(found: Any) -> None:
     """Have a driver send its orders, as at the end of each batch."""
-    found._leadership.stepped(found.decisions, found._now())
+    found._leadership.stepped(found.decisions, found._clock.now())
 
 
 def feed(found: Driver, items) -> None:
@@ -158,13 +158,29 @@ def feed(found: Driver, items) -> None:
         sends(found)
 
 
+class SimulatedClock(RunClock):
+    """It is set by the test."""
+
+    seconds = 0.0
+
+    def now(self) -> RunTime:
+        return RunTime(self.seconds)
+
+
 class SimulatedDriver(Driver):
     """Its clock is set by the test."""
 
-    clock = 0.0
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._clock = SimulatedClock(self._clock.began)
 
-    def _now(self) -> RunTime:
-        return RunTime(self.clock)
+    @property
+    def clock(self) -> float:
+        return self._clock.seconds
+
+    @clock.setter
+    def clock(self, seconds: float) -> None:
+        self._clock.seconds = seconds
 
     def due_at(self) -> float:
         """When it would look at the time again by itself."""
@@ -286,7 +302,10 @@ def people_do(found: SimulatedDriver, what: str, choice: int, now: float) -> Hea
     nodes = sorted(found.machine.nodes)
     match what:
         case "drain" if nodes:
-            host, deadline = found.machine.nodes[nodes[choice % len(nodes)]].host, found._began + now + 10 * choice
+            host, deadline = (
+                found.machine.nodes[nodes[choice % len(nodes)]].host,
+                found._clock.began + now + 10 * choice,
+            )
             return now, HostDraining(host=host, deadline=deadline, why="it is being drained")
         case "tick" if found.due_at() < math.inf:
             return max(now, found.due_at()), None
@@ -370,7 +389,7 @@ def takes_over(
 ) -> SimulatedDriver:
     """Return a driver that goes on with the ledger of another one, and with what the nodes have told it."""
     after: SimulatedDriver = driver(fleet, JOB, ledger or written(before), kind=SimulatedDriver)
-    after._began, after.clock = before._began, before.clock
+    after._clock.began, after.clock = before._clock.began, before.clock
     there = {item.node for item in told if isinstance(item, AgentAdopted)}
     gone = [AgentLost(node=node, why="its agent died") for node in after.machine.nodes if node not in there]
     fleet.told = [*gone, *told]
@@ -567,7 +586,7 @@ def between(nodes: int, *heard: Any, **more: Any) -> tuple[SimulatedDriver, Deaf
         before.hear(before.clock, each)
     after: SimulatedDriver = driver(deaf, job, written(before), kind=SimulatedDriver)
     deaf.names, deaf._parts, deaf.statuses = fleet.names, fleet._parts, fleet.statuses
-    after._began, after.clock = before._began, before.clock + GAP_SECONDS
+    after._clock.began, after.clock = before._clock.began, before.clock + GAP_SECONDS
     deaf.told = fleet.adopted()
     after._begin()
     return after, deaf
@@ -612,7 +631,7 @@ def test_a_node_that_was_lost_while_there_was_no_driver():
 def test_a_host_that_was_drained_while_there_was_no_driver():
     """The workers save."""
     found, fleet = between(2)
-    fleet.tell(HostDraining(host="host-0", deadline=found._began + found.clock + 90.0, why="it is being drained"))
+    fleet.tell(HostDraining(host="host-0", deadline=found._clock.began + found.clock + 90.0, why="it is being drained"))
     assert [*map(type, hears(found, fleet))] == [ProposeCheckpoint] * 2
     assert found.machine.phase is Phase.SAVING
 
