@@ -169,7 +169,7 @@ class Node:
         self.supervisor = Supervisor(_changed(told, changes), **own)
         restore_alone(self.supervisor.state)
         if self.supervisor.spec.agent.job.preload == "auto":
-            self.supervisor._preload = tuple(preload)  # noqa: SLF001, it takes time to import torch
+            self.supervisor._starts.preload = tuple(preload)  # noqa: SLF001, it takes time to import torch
         self.attempt = 0
         #: What the supervisor has told last of its workers.
         self.told = WorkersStatus()
