@@ -68,6 +68,26 @@ def group(*frames: str, ranks: tuple[int, ...] = (1,), note: str = "") -> StackG
     return StackGroup(ranks=ranks, frames=frames, note=note)
 
 
+@pytest.mark.parametrize(
+    ("frames", "expected"),
+    [
+        (MAIN, True),
+        (
+            (
+                "/venv/raylaunch/worker/heartbeats/heartbeat_writer.py:271 in commit_to_restore",
+                "/job/train.py:9 in main",
+            ),
+            True,
+        ),
+        (("/venv/raylaunch/worker/runtime/files_wait.py:27 in wait",), True),
+        (("/job/train.py:41 in commit_to_restore",), False),
+    ],
+)
+def test_what_waits_for_another_node(frames, expected):
+    """Ranks in a collective, and those for which the agent gets something from there."""
+    assert group(*frames).waits_for_node == expected
+
+
 @pytest.mark.parametrize("runpy", ["<frozen runpy>", "/usr/lib/python3.10/runpy.py"])
 def test_main_thread_is_the_last(runpy):
     """raylaunch's own frames below the script are omitted, and those of runpy, which Python 3.10 does not freeze."""
