@@ -60,8 +60,8 @@ class GcsMonitor:
         self._on_lost = on_lost
         self._closed = threading.Event()
         self._unanswered_since: float | None = None
+        #: The time.monotonic() at which the head has said last that this host is alive: no other driver was started.
         self.answered_at = 0.0
-        """The time.monotonic() at which the head has said last that this host is alive: no other driver was started."""
 
     def start(self) -> None:
         """Start the thread, which asks for the first time at once."""
