@@ -56,6 +56,8 @@ _OWN_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _C10D = "torch.distributed.distributed_c10d"
 _C_LONG = 1 << 63
 """The first number that is too large for a `long` of C."""
+_SKIPPED_IDS = 100
+"""More ids of Ray than a worker draws before it calls `ray.init`."""
 _OWN_FRAMES = (_OWN_FOLDER, cpython_internals.RUNPY_FILE, "<frozen importlib")
 
 
@@ -136,7 +138,7 @@ def run(spec: WorkerSpec, files: WorkerFiles) -> int:
     report_file = files.report
     faulthandler.enable()
     files_wait.wait()
-    _reseed()
+    _reseed(spec.local_rank)
     _prepare_torch(spec)
     try:
         numa.bind(spec)
@@ -203,10 +205,13 @@ def _before_exit() -> None:
         gloo_threads.let_finish()
 
 
-def _reseed() -> None:
+def _reseed(local_rank: int) -> None:
     """Seed NumPy's and torch's global generators anew: forked workers would all draw the same numbers.
 
     torch seeds the generators of CUDA devices only when it first uses them.
+
+    Ray's generator of ids cannot be seeded. It has drawn if a class was decorated with `ray.remote`, as in `ray.data`.
+    Each worker skips another number of ids: if two had the same and called `ray.init` at one time, Ray would end one.
     """
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
@@ -214,6 +219,10 @@ def _reseed() -> None:
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.default_generator.seed()
+    ray_ref = getattr(sys.modules.get("ray"), "ObjectRef", None)
+    if ray_ref is not None:
+        for _ in range(_SKIPPED_IDS * local_rank):
+            ray_ref.from_random()
 
 
 def _exec_command(spec: WorkerSpec, report_file: ServerFile) -> int:

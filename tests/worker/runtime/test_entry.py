@@ -182,6 +182,17 @@ def test_random_numbers_differ_between_workers(torch_node: Node) -> None:
     assert [len(set(values)) for values in zip(*found, strict=True)] == [4, 4, 4, 4]
 
 
+def test_ids_of_ray_differ_between_workers(mark: str, tmp_path: Path, pipe: MessagePipe) -> None:
+    """Also those that each draws next: two that put an object under the same id at the same time would not both live."""
+    (tmp_path / "draws.py").write_text("import ray\nray.ObjectRef.from_random()\n")
+    with running(more_env={"PYTHONPATH": str(tmp_path)}, preload=("draws",)) as node:
+        node.use_for_test(tmp_path, mark, pipe)
+        script = node.script("import ray\nfor _ in range(50): print(ray.ObjectRef.from_random().hex())")
+        outcome = node.run(script, nproc=3)
+    assert set(outcome.exit_codes.values()) == {0}, outcome.stderr()
+    assert len({line for rank in range(3) for line in outcome.stdout(rank).splitlines()}) == 150
+
+
 def test_path_of_a_linked_script(either: Node) -> None:
     """A script behind a symbolic link imports from the folder of the real file."""
     (either.folder / "real").mkdir()
