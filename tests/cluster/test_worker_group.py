@@ -214,6 +214,39 @@ def test_a_rank_that_dies(launcher):
     }
 
 
+def test_a_rank_that_is_stopped_does_not_answer(launcher):
+    """The call tells which rank has failed, and not that its SIGTERM made another one exit. `sys.exit` alone is told."""
+    found = outcome(
+        launcher,
+        """
+        class Exiting(Counter):
+            def exit(self):
+                sys.exit(f"rank {self.rank}")
+            def exit_at_sigterm(self):
+                told = []
+                signal.signal(signal.SIGTERM, lambda *_: told.append(True))
+                open(f"waits-{self.rank}", "w").close()
+                while not told and not (self.rank == 1 and os.path.exists("waits-0")):
+                    time.sleep(0.01)
+                if not told:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                sys.exit("SIGTERM")
+
+        found = []
+        with group_of(Exiting, 0, ray={"address": "none"}) as group:
+            for method in ("exit", "exit_at_sigterm"):
+                try:
+                    group.call(method)
+                except raylaunch.RaylaunchError as error:
+                    found.append([type(error).__name__, str(error).splitlines()[0]])
+        print(json.dumps({"found": found}))
+        """,
+    )["found"]
+    assert [name for name, _ in found] == ["CallFailedError", "JobFailedError"]
+    assert "SystemExit: rank" in found[0][1]
+    assert "rank 1" in found[1][1]
+
+
 def test_a_rank_that_reads_nothing_holds_up_no_restart(launcher):
     """Not even while a call is sent to it that is larger than all buffers on the way."""
     found = outcome(

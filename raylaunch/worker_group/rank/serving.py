@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import sys
 import time
@@ -37,12 +38,14 @@ class RankServer:
         self._line: socket.socket | None = None
         #: The file of the last result that is shared; None: none is.
         self._shared: int | None = None
+        self._is_terminated: Callable[[], bool] = lambda: False
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpickled, (*self._address, self._secret, self._kind)
 
     def __call__(self) -> None:
         """Make the object and answer calls, until the caller has no more."""
+        self._is_terminated = _note_sigterm()
         with self._connected() as line:
             self._line = line
             run = raylaunch.worker.elastic(self._serve) if is_elastic(self._kind) else self._serve
@@ -95,7 +98,8 @@ class RankServer:
             shared, self._shared = shared_parts.share(found)
             return Answer(number=call.number, shared=shared), []
         except (Exception, SystemExit) as error:
-            if is_elastic(self._kind) and _explains(error):
+            is_end = isinstance(error, SystemExit) and self._is_terminated()
+            if is_end or (is_elastic(self._kind) and _explains(error)):
                 raise
             return _failed(call.number, error)
 
@@ -131,6 +135,24 @@ def _unpickled(host: str, port: int, secret: str, kind: type) -> RankServer:
     if is_elastic(kind):
         raylaunch.worker.elastic  # noqa: B018  # from now on it notes which groups and models are made
     return RankServer(host, port, secret, kind)
+
+
+def _note_sigterm() -> Callable[[], bool]:
+    """Return a function that says whether SIGTERM has come since, for which there is a handler, such as Ray's.
+
+    The SystemExit that follows is no answer to a call: the rank is to end, since another one has failed. The exception
+    itself does not say where it is from: `ray.get` puts one of its own in place of the handler's.
+    """
+    noted, wakeup = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+    os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))  # a child would write of its signals, too
+
+    def has_come() -> bool:
+        with contextlib.suppress(BlockingIOError):
+            return signal.SIGTERM in os.read(noted, 1 << 16)
+        return False
+
+    return has_come
 
 
 def is_elastic(kind: type) -> bool:
