@@ -46,10 +46,24 @@ def test_whose_end_was_planned(stop, planned):
 def test_a_planned_end_that_lost_steps():
     """None may be; others may."""
     lines = [ASKED, line("WorkersCheckpointed", "Stop", 1, step=9)]
-    assert list(lost_steps(lines, [attempt_steps(1, 1, 9), attempt_steps(2, 10, 20), attempt_steps(4, 18, 30)])) == []
-    assert list(lost_steps(lines, [attempt_steps(1, 1, 9), attempt_steps(3, 6, 20)])) == [
-        "the planned end of attempt 1 lost 4 steps: step 6 is the next"
-    ]
+    lossless = [attempt_steps(1, 1, 9), attempt_steps(2, 10, 20), attempt_steps(4, 18, 30)]
+    for in_memory in (False, True):
+        assert list(lost_steps(lines, lossless, in_memory=in_memory)) == []
+        assert list(lost_steps(lines, [attempt_steps(1, 1, 9), attempt_steps(3, 6, 20)], in_memory=in_memory)) == [
+            "the planned end of attempt 1 lost 4 steps: step 6 is the next"
+        ]
+
+
+@pytest.mark.parametrize(
+    ("gone", "in_memory", "is_wrong"),
+    [("node-2", True, False), ("node-2", False, True), ("spare", True, True)],
+)
+def test_a_node_that_is_lost_after_a_planned_end(gone, in_memory, is_wrong):
+    """It may take with it what its workers have saved, if that is in memory only. One without workers has nothing."""
+    *before, lost = journey(gone, 50.0)
+    lines = [*before, ASKED, line("WorkersCheckpointed", "Stop", 1, step=9), lost]
+    found = [attempt_steps(1, 1, 9), attempt_steps(2, 6, 20)]
+    assert bool(list(lost_steps(lines, found, in_memory=in_memory))) == is_wrong
 
 
 def test_a_log_that_was_decided_otherwise_or_spent_too_much(tmp_path):

@@ -61,8 +61,12 @@ class Chaos:
     def __init__(
         self, hosts: Hosts, folder: Path, seed: int, faults: list[tuple[int, Fault]], *args: str, detach: bool = False
     ) -> None:
-        """`faults`: those to choose from, with their weights. `args`: further ones of the script. `detach`: see `Job`."""
+        """`faults`: those to choose from, with their weights. `args`: `--state` or `--elastic`, or neither.
+
+        `detach`: see `Job`.
+        """
         self.hosts = hosts
+        self._in_memory = bool(args)
         self._faults = faults
         self._before = self._leavings()
         self.job = Job(hosts, folder, *args, detach=detach)
@@ -212,7 +216,7 @@ class Chaos:
             return
         found = self.job.attempts()
         self.complaints += problems(self.job.notes(), found[-1].last)
-        self.complaints += verdict.lost_steps(self.job.lines(), found)
+        self.complaints += verdict.lost_steps(self.job.lines(), found, in_memory=self._in_memory)
         self.complaints += verdict.lost_commits(self.job.lines(), found, committed(self.job.training), self._blows)
         self.complaints += verdict.lost_copies(self.job.lines(), found, self._blows)
         spends = {fault.name: fault.spends for _, fault in self._faults}

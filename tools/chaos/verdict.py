@@ -35,11 +35,19 @@ def _is_a_blow(event: dict[str, Any]) -> bool:
     return event["is"] in ("NodeLost", "WorkersHung", "StopRequested") or bool(event.get("failures"))
 
 
-def lost_steps(lines: Lines, found: Sequence[AttemptSteps]) -> Iterator[str]:
-    """A planned end loses none, whether or not the workers answered."""
+def lost_steps(lines: Lines, found: Sequence[AttemptSteps], *, in_memory: bool) -> Iterator[str]:
+    """A planned end loses none, whether or not the workers answered.
+
+    `in_memory`: the job saves by `State`. Then a node that is lost before the next step may take steps with it, which
+    `lost_commits` and `lost_copies` judge.
+    """
+    lines = [*lines]
     planned = planned_ends(lines)
     for before, after in pairwise(found):
-        if before.attempt in planned and after.first != before.last + 1:
+        if before.attempt not in planned or after.first == before.last + 1:
+            continue
+        is_node_lost = any(not each.is_released for each in _gone(lines, before.attempt, after.attempt))
+        if not (in_memory and is_node_lost):
             lost = before.last + 1 - after.first
             yield f"the planned end of attempt {before.attempt} lost {lost} steps: step {after.first} is the next"
 
