@@ -36,4 +36,5 @@ def test_what_works_is_verified_and_what_does_not_is_wrong(launcher):
         assert any(line.startswith(f"  {name}  ") and " ok, " in line for line in lines), (name, done.stdout)
     assert "ucc" in done.stdout
     assert "wrong" in lines[-1]
+    assert not any("warning" in line for line in lines), done.stdout
     assert "error:" not in done.stderr

@@ -12,6 +12,8 @@ import socket
 from raylaunch.worker.selfcheck.findings import RankEnvironment
 
 _BACKEND_PREFIXES = ("NCCL_", "GLOO_", "TORCH_NCCL_")
+_OF_THE_NODE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
+"""raylaunch sets it, to a path that is another one on each node."""
 _NVIDIA_VERSION_FILE = "/proc/driver/nvidia/version"
 
 
@@ -22,8 +24,12 @@ def rank_environment() -> RankEnvironment:
         host=socket.gethostname(),
         address=_own_address(),
         versions=versions(),
-        env={name: value for name, value in sorted(os.environ.items()) if name.startswith(_BACKEND_PREFIXES)},
+        env={name: os.environ[name] for name in sorted(os.environ) if _is_of_a_backend(name)},
     )
+
+
+def _is_of_a_backend(name: str) -> bool:
+    return name.startswith(_BACKEND_PREFIXES) and name != _OF_THE_NODE
 
 
 def versions() -> dict[str, str]:
