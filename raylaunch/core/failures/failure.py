@@ -244,7 +244,7 @@ def _followed(failure: Failure) -> str:
     if not failure.stopped:
         return happened
     if failure.exception is not None:
-        return f"{happened}, and was stopped by raylaunch"
+        return f"{happened}; stopped by raylaunch"
     return f"stopped by raylaunch ({failure.signal or f'exit code {failure.exit_code}'})"
 
 

@@ -329,7 +329,7 @@ def test_the_same_exception_of_a_stopped_rank():
     in_file = failure("b", rank=3, exit_code=-15, stopped=True)
     assert alike([cause, killed, other, in_file], cause) == (1,)
     assert consequences([cause, killed, other, in_file], cause) == [
-        ("raised KeyError: x, and was stopped by raylaunch", (2,)),
+        ("raised KeyError: x; stopped by raylaunch", (2,)),
         ("stopped by raylaunch (SIGTERM)", (3,)),
     ]
 
