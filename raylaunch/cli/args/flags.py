@@ -439,7 +439,7 @@ TABLE: dict[Group, tuple[Flag, ...]] = {
         Flag(
             name="detach",
             short="d",
-            help="run in the background, also after this command: see `raylaunch attach`",
+            help="run in the background, and outlive this command: see `raylaunch attach`",
             setting="detach",
             convert=_true,
             pet=False,

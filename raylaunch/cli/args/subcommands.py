@@ -63,19 +63,19 @@ _JSON = Flag(name="json", help="print a JSON object")
 _YES = Flag(name="yes", short="y", help="do not ask")
 _JSON_AT_THE_END = Flag(name="json", help="print what `raylaunch status --json` prints, when it is done")
 _GRACE = Flag(
-    name="grace", metavar="SECONDS", default="600", help="the workers may take so long to save; 0: they do not"
+    name="grace", metavar="SECONDS", default="600", help="how long the workers may take to save; 0: they do not"
 )
 
 TABLE = (
     Subcommand(
         name="ps",
         summary="list runs, or end what `keep_warm` keeps",
-        help="list the runs of this user and of the cluster that go on",
+        help="list the runs in progress, of this user and of the cluster",
         takes_run=False,
         flags=(
             Flag(name="all", short="a", help="list runs that have ended too"),
             Flag(name="last", short="n", metavar="N", default="10", help="at most N runs, the newest; 0: all"),
-            Flag(name="watch", short="w", help="on a terminal: show it anew every 2 seconds"),
+            Flag(name="watch", short="w", help="on a terminal: refresh it every 2 seconds"),
             _JSON,
             Flag(name="end", help="end the idle agents that `keep_warm` keeps for this user and machine; list nothing"),
             _HELP,
@@ -86,7 +86,7 @@ TABLE = (
         summary="show one run: nodes, attempts, and what it waits for",
         help="show one run: its nodes and ranks, its attempts, and what it waits for",
         flags=(
-            Flag(name="watch", short="w", help="on a terminal: show it anew every 2 seconds, until the run ends"),
+            Flag(name="watch", short="w", help="on a terminal: refresh it every 2 seconds, until the run ends"),
             _JSON,
             _HELP,
         ),
@@ -110,7 +110,7 @@ TABLE = (
             Flag(
                 name="since",
                 metavar="TIME",
-                help="only lines that were written since: `10m` ago (s, m, h, d), or at `2026-01-31T09:00:00Z`",
+                help="only lines written since then: `10m` ago (s, m, h, d), or `2026-01-31T09:00:00Z`",
             ),
             Flag(name="timestamps", short="t", help="the time in UTC at which each line was written, or `-`"),
             Flag(name="rank", metavar="RANKS", help="only these ranks: 0,3-5"),
@@ -144,7 +144,7 @@ TABLE = (
     Subcommand(
         name="report",
         summary="write what happened in a run as an HTML file",
-        help="write the report of a run, also of one that goes on, as an HTML file, and print its path",
+        help="write the report of a run as an HTML file, also while the run goes on, and print its path",
         flags=(
             Flag(name="output", short="o", metavar="FILE", help="the file; default: `report.html` in the run folder"),
             Flag(name="json", help="print a JSON object instead"),
@@ -166,8 +166,8 @@ TABLE = (
     ),
     Subcommand(
         name="restart",
-        summary="let a run save, and start its workers anew",
-        help="let all workers save at one step, then start them anew; it spends none of `max_restarts`",
+        summary="let a run save, and start its workers again",
+        help="let all workers save at one step, then start them again; this spends none of `max_restarts`",
         flags=(_GRACE, Flag(name="now", help="do not save: SIGKILL"), _YES, _JSON_AT_THE_END, _HELP),
     ),
     Subcommand(
@@ -187,7 +187,7 @@ TABLE = (
     Subcommand(
         name="stacks",
         summary="print what all workers of a run are doing now",
-        help="print what all workers are doing now: at which line they are, those at the same line together",
+        help="print at which line of code each worker is now, those at the same line together",
         flags=(Flag(name="rank", metavar="RANKS", help="the whole stacks of these ranks: 0,3-5"), _JSON, _HELP),
     ),
     Subcommand(
@@ -218,14 +218,14 @@ TABLE = (
                 name="notice",
                 metavar="SECONDS",
                 default="30",
-                help="the time between Slurm's SIGTERM and SIGKILL, as by GraceTime or KillWait",
+                help="the time between Slurm's SIGTERM and SIGKILL, set by GraceTime or KillWait",
             ),
             _HELP,
         ),
     ),
     Subcommand(
         name="completion",
-        summary="print what completes command lines in a shell",
+        summary="print a completion script for a shell",
         help="print a script that completes command lines of raylaunch in bash, zsh or fish",
         takes_run=False,
         other="SHELL",
@@ -240,8 +240,7 @@ is the newest run below this folder, else the newest one. `raylaunch ps -a` list
 """
 _OTHERS = {
     "JOB": """\
-JOB is a job file, which KEY=VALUE may follow, or a script. Without it, only the cluster and its nodes
-are looked at.
+JOB is a job file, which KEY=VALUE may follow, or a script. Without it, only the cluster and its nodes are examined.
 """,
     "JOB_FILE": """\
 SBATCH_FLAGS go into the script, such as `-- --partition gpu --time 4:00:00`; with --elastic, to the jobs of the nodes.

@@ -181,7 +181,7 @@ class Job:
     log_dir: str = "runs"
     """The folder in which run folders are created; `/dev/null`: no files are kept."""
     log_layout: str = "raylaunch"
-    """How the folders of a run are called. `raylaunch`: `<log_dir>/<name>/<run_id>/attempt-N/rank-R/`. `torchrun`:
+    """How the folders of a run are named. `raylaunch`: `<log_dir>/<name>/<run_id>/attempt-N/rank-R/`. `torchrun`:
     torchrun's names, `<log_dir>/<run_id>_<random>/attempt_<N-1>/<R>/`."""
     report: bool = True
     """Whether `report.html` is written to the run folder at the end of the run."""
@@ -196,11 +196,11 @@ class Job:
     """Signals to the driver that all workers get, while the run continues. A worker that has not installed a handler
     yet gets the signal when it has, 10 s later at most."""
     deadline: str | None = None
-    """When the run must be over: all ranks save before. A duration (`3h50m`), a time of day (`18:30`), a time in ISO
-    8601, or `auto`: RAYLAUNCH_DEADLINE, else the end of the Slurm job."""
+    """When the run must be over; all ranks save before that. A duration (`3h50m`), a time of day (`18:30`), a time in
+    ISO 8601, or `auto`: RAYLAUNCH_DEADLINE, else the end of the Slurm job."""
     grace: float = 0.0
-    """Time from a signal until all must be over: all ranks save before. SIGUSR1 ends the run then, too. 0: workers get
-    the signal at once. With `deadline: auto` it is 30 by default."""
+    """Time from a signal to the end of the run; all ranks save before that. SIGUSR1 then ends the run, too. 0: workers
+    get the signal at once. With `deadline: auto` the default is 30."""
     placement_timeout: float = 300.0
     """How long the first start waits for the cluster to provide the nodes. `.inf`: without a limit."""
     join_timeout: float = 600.0
@@ -213,15 +213,15 @@ class Job:
     """The cloud whose notices drain a node. With `aws`, `gcp` or `azure`, each node asks the metadata server of its
     machine every two seconds whether the machine will be taken away. `off`: none is asked."""
     exclude_after: int = 3
-    """Failures within an hour, or losses, after which a host is not used for a while. It is used nevertheless if the
-    job has too few nodes without it. 0: every host is always used."""
+    """Failures or losses within an hour after which a host is not used for a while. It is used all the same if the job
+    has too few nodes without it. 0: every host is always used."""
     node_timeout: float = 5.0
     """A node from which nothing is heard for this long counts as lost. It ends its workers by itself within the same
     time. At least 1."""
     hang_timeout: int | float | str = "auto"
-    """Time without a step of a worker after which all are restarted. The stacks of all ranks are written before. A
-    number counts from the start of the worker: include the time of imports and of the first step. `auto`: after 300 s
-    or longer, raylaunch examines what the ranks do, and decides. `off`: never."""
+    """How long a worker may make no step before all are restarted. The stacks of all ranks are written first. A number
+    counts from the start of the worker: include the time of imports and of the first step. `auto`: after 300 s or
+    longer, raylaunch examines what the ranks do, and decides. `off`: never."""
     last_call: float = 5.0
     """With `MIN:MAX`: how long to wait for more nodes. The time begins when MIN nodes are ready, and again when a node
     joins."""
@@ -237,7 +237,7 @@ class Job:
     checkpoints of `torch.distributed.checkpoint`, at the end of the run and now and then. `restore` of a new run begins
     with the newest one."""
     durable_every: float = 600.0
-    """With `durable`: at least so much time is between two checkpoints."""
+    """With `durable`: the least time between two checkpoints."""
     durable_keep: int = 3
     """With `durable`: how many checkpoints stay."""
     keep_warm: float = 0.0
@@ -245,11 +245,10 @@ class Job:
     folder. 0: they end with the run. Has no effect without a Ray cluster, as with `--standalone`, or if workers have
     GPUs."""
     detach: bool = False
-    """Whether the run goes on in the background, with a driver that no command and no terminal is needed for: see
-    `raylaunch attach`."""
+    """Whether the run goes on in the background, without the command and its terminal: see `raylaunch attach`."""
     driver_timeout: float = 600.0
-    """How long agents of a detached run on a cluster wait for another driver. They do when theirs is gone and none can
-    be started. After that, nothing of the run is left."""
+    """How long agents of a detached run on a cluster wait for another driver. They wait when theirs is gone and none
+    can be started. After that, nothing of the run is left."""
     ray: RayOptions = field(default_factory=RayOptions)
     """Where the cluster is."""
 
