@@ -1,10 +1,11 @@
 """torchrun for a Ray cluster: one command on any node of the cluster runs an unchanged script on all of them.
 
-The public API is `launch`, `start`, `attach`, `spawn`, `rank_env` and the classes listed below; `raylaunch.worker` is
-that in a script. Five packages are the places where code runs: `cli` (the terminal), `cluster` (Ray: the driver and the
-agents), `node` (the processes of one machine), `worker` (the user's process) and `core` (decisions, without I/O). Read
-`core` first, then `cluster.driver`. A command becomes a `Job`, the job a plan, the plan agents, and agents start
-workers. What a run can do besides is in `capabilities`.
+The public API is what `__all__` lists; `raylaunch.worker` is the API for training scripts. The packages
+follow where code runs: `cli` (the terminal), `cluster` (the driver and the agents, with Ray), `node` (the processes of
+one machine), `worker` (the user's process) and `core` (decisions, without I/O). Read `core` first, then
+`cluster.driver`. A command becomes a `Job`, the job a plan, the plan agents, and agents start workers. `capabilities`
+has what a run can do besides, `worker_group` the ranks inside a Ray program, and `integrations` callbacks for
+libraries.
 """
 
 from __future__ import annotations

@@ -64,20 +64,20 @@ def launch(
     """Call `function(*args, **kwargs)` on every worker and return the results in the order of the ranks.
 
     The workers have torchrun's environment. Their process group is initialized before the call (with `backend=`; by
-    default nccl where workers have GPUs, else gloo) and destroyed after it.
+    default nccl if each worker has a GPU of its own, else gloo) and destroyed after it.
 
-    In the place of a function, `script=`, `module=` or `command=` names what every worker runs, as on the command line;
+    Instead of a function, `script=`, `module=` or `command=` names what every worker runs, as on the command line;
     `args` are its arguments, and the result is a `RunResult`.
 
     :param function: anything that cloudpickle can pickle, including lambdas and functions of `__main__`.
     :param settings: the settings of a job file, such as `nnodes=2, nproc_per_node=4, max_restarts=3`.
     :returns: one result for each rank; without a function, the result of the run.
-    :raises TypeError: an argument is of another kind, such as a script's name in the place of the function. Nothing
-        was started.
+    :raises TypeError: an argument has the wrong type, such as the name of a script instead of a function. Nothing was
+        started.
     :raises JobFailedError: workers failed and no restart followed. The message contains the traceback of the rank
         that failed first; `__cause__` is its exception, if that could be pickled. It also has `rank`, `node`, `run_dir`
-        and `result`. It is raised after a run that succeeded, too, if a rank's process exited with 0 before its
-        function returned, or if what it returned cannot be unpickled here; the message names the rank.
+        and `result`. It is also raised after a successful run if the process of a rank exited with 0 before its
+        function returned, or if its result cannot be unpickled here; the message names the rank.
     :raises ClusterError: the cluster cannot be reached, or did not provide the requested nodes in time.
     :raises ConfigError: a setting is wrong, or there is no such script.
     :raises InterruptedByUserError: SIGINT or SIGTERM stopped the run. It is a KeyboardInterrupt.

@@ -35,7 +35,7 @@ _STOPPER = "Handle.stop"
 class Handle(Generic[Value_co]):
     """A run that goes on in this process. Any thread may use it.
 
-    `await handle` waits as `result` does, and gives the same. Where the task that waits is cancelled, the run goes on.
+    `await handle` waits and returns as `result` does. If the waiting task is cancelled, the run goes on.
     """
 
     def __init__(self, checked: CheckedLaunch) -> None:
@@ -101,7 +101,7 @@ class Handle(Generic[Value_co]):
         :param timeout: seconds; None: without a limit.
         :raises TimeoutError: the run has not ended by then. It goes on.
         :raises RunStoppedError: `stop` ended the run.
-        :raises JobFailedError: as `launch` does. So are the other errors.
+        :raises JobFailedError: as `launch` does, and its other errors too.
         """
         if not self._wait(timeout):
             msg = f"{self._run.entry.title} has not ended within {timeout:g} s; it goes on"

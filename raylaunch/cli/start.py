@@ -47,14 +47,14 @@ def start(
     """Begin a run as `launch` does, and return a `Handle` of it at once.
 
     A thread of this process drives the run, which ends with the process. Several runs may go on at once. Signals to the
-    process are not the run's: it is ended by `Handle.stop`.
+    process do not reach the run; `Handle.stop` ends it.
 
     With `detach=True` the run goes on without this process, as with `raylaunch -d`, and this function returns when its
     workers have started.
 
     Takes the arguments of `launch`.
 
-    :raises TypeError: an argument is of another kind. Nothing was started.
+    :raises TypeError: an argument has the wrong type. Nothing was started.
     :raises ConfigError: a setting is wrong, or there is no such script.
     """
     programs = {"script": script, "module": module, "command": command}
@@ -70,8 +70,8 @@ def start(
 def attach(run: str | None = None) -> Handle[RunResult]:
     """Return a handle of a run that another process has started, such as one with `detach=True`.
 
-    :param run: an id, the beginning of one, a name (of which the newest run is taken), or a run folder; None: the
-        newest run of this user.
+    :param run: an id, the beginning of one, a name (for its newest run), or a run folder; None: the newest run of this
+        user.
     :raises ConfigError: there is no such run, or there are several.
     """
     return detached_handle.attached(run)

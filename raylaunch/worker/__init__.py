@@ -8,14 +8,14 @@ A script that wants to lose no step when nodes come and go has three lines more:
             save(step)
             raylaunch.worker.checkpointed(step)
 
-Outside a launch every function does nothing, and `should_checkpoint` returns False, so the same script runs under
+Outside a launch these functions do nothing, and `should_checkpoint` returns False, so the same script runs under
 torchrun and plain Python. Importing this package imports nothing but the standard library.
 
 With `State`, a script needs no disk to go on after a failure: the memory of its node keeps what it commits.
 
-Inside, `runtime` runs the user's code in a worker process, `heartbeats` tells the node how the script gets on, `state`
-is behind `State`, and `selfcheck` is the program that `raylaunch check` runs in the script's place. Read `runtime.boot`
-first.
+In this package, `runtime` runs the user's code in a worker process, `heartbeats` reports its steps to the node, `state`
+implements `State`, `survivors` implements `elastic`, and `selfcheck` is the program that `raylaunch check` runs instead
+of the script. Read `runtime.boot` first.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ def should_checkpoint(step: int) -> bool:
     Call this on every rank after each step, with the number of the step that was just done. Count steps through all
     epochs and restarts, so that a number never comes twice. The result is True on all ranks after the same step,
     without any communication between them. Then write the checkpoint and call `checkpointed`; until that call, the rank
-    is not taken for a hung one. From the request to the last rank's checkpoint there are ten minutes, or
-    `shutdown_timeout` if that is longer; a node that must leave earlier shortens this.
+    does not count as hung. The ranks have ten minutes to save, or `shutdown_timeout` if that is longer; less if a node
+    must leave earlier.
 
     A call takes about a microsecond. Raises TypeError where `step` is no integer, and ValueError where it is negative
     or not below 2**62.
@@ -118,8 +118,9 @@ def checkpointed(step: int) -> None:
     `should_checkpoint` did not ask for may be reported too; then the call returns at once.
 
     After a checkpoint that `should_checkpoint` asked for, the call does not return: it waits for the SIGTERM that ends
-    the worker, so that no step is done that would be lost. If the script has a handler for that signal, the handler
-    runs. An exception of the handler is raised here; if it returns, this call returns too, and the script should end.
+    the worker, so that the rank does no step that would be lost. If the script has a handler for that signal, the
+    handler runs. An exception of the handler is raised here; if it returns, this call returns too, and the script
+    should end.
 
     Raises TypeError and ValueError as `should_checkpoint` does.
     """
@@ -132,10 +133,10 @@ def checkpointed(step: int) -> None:
 
 
 def heartbeat() -> None:
-    """Report a step of a loop that calls no optimizer of torch. Beside one, which is counted, it adds no step.
+    """Report a step of a loop that calls no optimizer of torch. If the loop calls one, this adds no step.
 
-    Examples are inference, other frameworks, and a `torch.compile` of the whole step. Such a loop can only be found to
-    hang after its first heartbeat.
+    Examples are inference, other frameworks, and a `torch.compile` of the whole step. Hangs of such a loop are found
+    only after its first heartbeat.
     """
     writer = heartbeat_writer.current_writer()
     if writer is not None:
@@ -157,7 +158,7 @@ class Section(ContextDecorator):
 
 
 def section(name: str) -> Section:
-    """Mark a part of the script that may run long without progress. Inside it, the rank is not taken for a hung one.
+    """Mark a part of the script that may take long without a step. Inside it, the rank does not count as hung.
 
         with raylaunch.worker.section("validation"):
             validate()
@@ -171,13 +172,13 @@ def section(name: str) -> Section:
 
 
 def dataset_shard(name: str) -> Any:
-    """Return this rank's part of a dataset that its `WorkerGroup` was given, as a `ray.data.DataIterator`.
+    """Return this rank's part of a dataset of its `WorkerGroup`, as a `ray.data.DataIterator`.
 
         for batch in raylaunch.worker.dataset_shard("train").iter_torch_batches(batch_size=32):
             ...
 
-    All ranks get as many rows, and iterate at the same time. Each iteration is an epoch. After a restart or a resize,
-    the dataset is split anew among the ranks that there are then: call this again, and keep no iterator from before.
+    All ranks get the same number of rows, and iterate at the same time. Each iteration is an epoch. After a restart or
+    a resize, the dataset is split among the new ranks: call this again, and keep no iterator from before.
     The first use connects the process to Ray, which takes a second or two.
 
     Raises LookupError if the group was given no dataset of this name, and in a process that is no rank of a group.

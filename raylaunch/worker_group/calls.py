@@ -28,7 +28,7 @@ class Scattered:
 
 
 def scatter(parts: Sequence[Any]) -> Scattered:
-    """Return an argument for a call of a `WorkerGroup` of which rank 0 gets the first part, rank 1 the second.
+    """Return an argument for a call of a `WorkerGroup`: rank 0 gets the first part, rank 1 the second.
 
     There must be as many parts as ranks. It may be anywhere in an argument, as in `group.call("update", {"x":
     scatter(batches)})`.
@@ -83,7 +83,7 @@ def _restarted(restart: GroupRestart, interrupted: bool) -> RankRestartedError:
 
 
 class CallFailedError(RaylaunchError):
-    """A method raised an exception in a rank, which goes on. `__cause__` is that exception, if it could be pickled."""
+    """A method raised an exception in a rank, which goes on. `__cause__` is it, if it could be pickled."""
 
     __module__ = "raylaunch"
 
@@ -101,9 +101,9 @@ def _call_failed(message: str, hint: str, rank: int) -> CallFailedError:
 
 
 class GroupCall(Future[Any]):
-    """A call that goes on. It is a `concurrent.futures.Future`, and can be awaited in asyncio.
+    """The future of a call: a `concurrent.futures.Future` that can also be awaited in asyncio.
 
-    `result()` returns what the methods returned, by rank; of a call of one rank, what that returned.
+    `result()` returns the results by rank, or the one result of a call on one rank.
     """
 
     def __await__(self) -> Generator[Any, None, Any]:

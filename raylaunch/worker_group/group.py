@@ -53,15 +53,15 @@ _END_SECONDS = 5.0
 
 
 class WorkerGroup:
-    """An object of a class in each rank of a run, whose methods are called on all ranks.
+    """A run with an object of a class in each rank, whose methods the caller calls on all ranks.
 
         with raylaunch.WorkerGroup(Policy, config, nnodes=2, nproc_per_node=4, max_restarts=3) as group:
             losses = group.call("update", raylaunch.scatter(batches))
 
     Each rank has torchrun's environment, and its process group is initialized before `Class(*args, **kwargs)`, unless
-    `backend="none"`. If a rank fails, the run restarts as any other run does, up to `max_restarts` times, and the call
-    in which it happened raises `RankRestartedError`, or is made again on all ranks (`retry=True`). If objects have an
-    attribute `state` that is a `raylaunch.worker.State`, it is restored before they are called; with a class attribute
+    `backend="none"`. If a rank fails, the run restarts as any other run does, up to `max_restarts` times, and the
+    interrupted call raises `RankRestartedError`, or is made again on all ranks (`retry=True`). If the objects have an
+    attribute `state`, a `raylaunch.worker.State`, it is restored before they are called. If the class has the attribute
     `elastic = True`, ranks that did not fail keep their objects.
 
     Calls are carried out one after the other, in the order in which they were made. Any thread may make them.
@@ -81,18 +81,15 @@ class WorkerGroup:
     ) -> None:
         """Start the ranks, and wait until each has its object.
 
-        `settings` are the keys of a job file, as `launch` takes them. Other keyword arguments are the class's; `kwargs`
-        has those whose names are settings, too.
-
-        `placement_group` is one of the caller's, and is never removed. Its `bundles` (their indices; None: all) are the
-        nodes of the run, in the order of `rank_env`.
-
-        `datasets` are of Ray Data, by name. A rank gets its part by `raylaunch.worker.dataset_shard(name)`.
-
-        `on_restart` is called with a `GroupRestart` when the group is whole again after a restart, in a thread of this
-        process, and before any call is carried out; calls that it makes are.
-
-        Raises TypeError if the arguments do not fit the class or cannot be pickled, and else as `launch` does.
+        :param settings: keys of a job file, as `launch` takes them. Other keyword arguments go to the class.
+        :param kwargs: more keyword arguments of the class, which may be named like settings.
+        :param placement_group: the caller's; it is never removed. Its bundles are the nodes of the run, in the order of
+            `rank_env`.
+        :param bundles: the indices of the bundles to use; None: all.
+        :param datasets: datasets of Ray Data by name. `raylaunch.worker.dataset_shard(name)` returns a rank's part.
+        :param on_restart: is called with a `GroupRestart` when the group is whole again after a restart, in a thread of
+            this process, before any waiting call is carried out. It may make calls itself.
+        :raises TypeError: the arguments do not fit the class, or cannot be pickled. Otherwise raises as `launch` does.
         """
         own = {name: value for name, value in settings.items() if name not in _SETTINGS} | dict(kwargs or {})
         check_call("WorkerGroup", kind, args, own)
@@ -154,15 +151,15 @@ class WorkerGroup:
         timeout: float | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Call a method on all ranks, and return what it returned, by rank.
+        """Call a method on all ranks, and return the results by rank.
 
         An argument may be or contain `raylaunch.scatter([...])`, of which each rank gets its own part. An ObjectRef in
         it stands for its object, which Ray brings to each node once.
 
         :param retry: if ranks fail in the call, make it again on all ranks. A rank may then have carried it out twice.
-        :param returns: "ref": return an ObjectRef of what each rank returned, which stays on its node. It is this
-            process's, as the result of an actor's call is.
-        :param timeout: seconds to wait; None: without a limit. The call goes on when they are over.
+        :param returns: "ref": leave each result on the node of its rank, and return ObjectRefs. This process owns them,
+            as it owns the results of actors.
+        :param timeout: seconds to wait; None: without a limit. After a timeout, the call goes on.
         :raises CallFailedError: the method raised an exception in a rank. `__cause__` is that exception.
         :raises RankRestartedError: ranks failed in the call, or since the last one. All ranks can be called again.
         :raises JobFailedError: ranks failed, and no restart is left: the group has ended.
@@ -181,22 +178,22 @@ class WorkerGroup:
         timeout: float | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Call a method on one rank, and return what it returned. Else as `call`."""
+        """Call a method on one rank, and return its result. Otherwise as `call`."""
         return self.submit_one(rank, method, *args, retry=retry, returns=returns, **kwargs).result(timeout)
 
     def submit(
         self, method: str, /, *args: Any, retry: bool = False, returns: Returns = "value", **kwargs: Any
     ) -> GroupCall:
-        """Begin a call of all ranks, and return its future at once.
+        """Begin a call on all ranks, and return its future at once.
 
-        `await` and `concurrent.futures.wait` wait for it. Change no array in the arguments before it is over.
+        `await` and `concurrent.futures.wait` wait for it. Do not change arrays in the arguments before it is done.
         """
         return self._submitted(None, method, PackedArguments(args, kwargs), retry, returns)
 
     def submit_one(
         self, rank: int, method: str, /, *args: Any, retry: bool = False, returns: Returns = "value", **kwargs: Any
     ) -> GroupCall:
-        """Begin a call of one rank, and return its future at once."""
+        """Begin a call on one rank, and return its future at once."""
         return self._submitted(rank, method, PackedArguments(args, kwargs), retry, returns)
 
     def _submitted(
@@ -216,23 +213,23 @@ class WorkerGroup:
         return call.future
 
     def restart(self) -> None:
-        """Make all ranks anew, and their objects, and wait for that. `State` goes on from its last commit.
+        """Start all ranks again, with new objects, and wait until they run. `State` goes on from its last commit.
 
-        A call that is carried out raises `RankRestartedError`. It spends none of `max_restarts`.
+        A call in progress raises `RankRestartedError`. This spends none of `max_restarts`.
         """
         self._dispatcher.refuse_in_callback("restart")
         self._wait_for(RestartGroup(done=Future()))
 
     def resize(self, nnodes: int | str) -> None:
-        """Have N nodes, or MIN to MAX (`"2:4"`), from now on, and wait for that. `State` goes on from its last commit.
+        """Change the number of nodes to N, or to MIN to MAX (`"2:4"`), and wait. `State` goes on from its last commit.
 
-        It comes after the calls that were made before it, and before those that are made after it. Each node has
-        `nproc_per_node` ranks, as before. Ranks stay as in a restart, and `on_restart` is called. If the cluster has
-        not provided MIN nodes within `placement_timeout` seconds, the group goes on with the nodes that it had.
+        It is carried out after earlier calls and before later ones. Each node has `nproc_per_node` ranks, as before.
+        Ranks stay as in a restart, and `on_restart` is called. If the cluster has not provided MIN nodes within
+        `placement_timeout` seconds, the group goes on with the nodes that it had.
 
-        :raises ValueError: it is no number of nodes.
+        :raises ValueError: `nnodes` is no number of nodes.
         :raises ClusterError: the cluster, or the group's part of the placement group, is too small, or did not provide
-            the nodes in time; or the run refuses it, such as one with `nprocs`, which says how many ranks there are.
+            the nodes in time; or the run refuses, for example since `nprocs` fixes the number of ranks.
         """
         self._dispatcher.refuse_in_callback("resize")
         low, high = node_range(nnodes)
@@ -255,10 +252,9 @@ class WorkerGroup:
             fail(future, self._dispatcher.error or RunStoppedError("the group is closed"))
 
     def close(self, *, now: bool = False) -> None:
-        """End the ranks, and wait until nothing of the run is left. Calls that wait are given up.
+        """End the ranks, and wait until nothing of the run is left. Waiting calls are given up.
 
-        Ranks that carry out a call are killed. Ranks that are idle end as scripts do that come to their end, unless
-        `now` is set.
+        Busy ranks are killed. Idle ranks end as a script does at its end, unless `now` is set.
         """
         self._finalizer.detach()
         self._dispatcher.inbox.put(CloseGroup(now=now))

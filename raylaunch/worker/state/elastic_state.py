@@ -1,4 +1,4 @@
-"""`State`: what a script must have to go on after a failure as if nothing had happened. The name is Horovod's."""
+"""`State`: what a script needs to go on after a failure as if nothing had happened. The name is Horovod's."""
 
 from __future__ import annotations
 
@@ -222,7 +222,8 @@ class State:
 
     `commit` copies everything into memory of the node, where it stays when this process dies, and `restore` reads it
     back in the next attempt. Every rank must have a state of the same objects, and commit after the same steps. Outside
-    a launch, and in processes that a worker has started, both do nothing.
+    a launch, both use the `durable` folder alone; without one, and in processes that a worker has started, they do
+    nothing.
 
     Values are set and read as in a dict, `state["epoch"] = 3`. The random states of Python, NumPy, torch and the GPU
     are part of the state, unless `random_state` is False.
@@ -236,13 +237,14 @@ class State:
         durable: str | os.PathLike[str] | None = None,
         **objects: Any,
     ) -> None:
-        """`every`: steps from one commit to the next; `auto`: as often as costs 2 % of the time at most. With `elastic`
-        and DistributedDataParallel, `auto` also commits what is a rank's own after each step.
+        """Take the objects to keep, by name.
 
-        `durable`: a folder for checkpoints on disk. None: the folder of the job's setting `durable`, or of the variable
-        RAYLAUNCH_DURABLE.
-
-        Raises TypeError where an object has no `state_dict` or `load_state_dict`, and ValueError for a wrong `every`.
+        :param every: steps from one commit to the next; "auto": as often as possible in at most 2 % of the time. With
+            `elastic` and DistributedDataParallel, "auto" also commits what is a rank's own after each step.
+        :param random_state: whether to keep the random states.
+        :param durable: a folder for checkpoints on disk; None: the job's `durable`, or the variable RAYLAUNCH_DURABLE.
+        :raises TypeError: an object has no `state_dict` or `load_state_dict`.
+        :raises ValueError: `every` is wrong.
         """
         for name, found in objects.items():
             if not (hasattr(found, "state_dict") and hasattr(found, "load_state_dict")):
@@ -282,9 +284,9 @@ class State:
     def restore(self) -> int:
         """Set everything to the newest commit that all ranks have, and return how many steps were completed in it.
 
-        Without one in memory, it is the newest complete checkpoint in the durable folder. 0: there is none, and nothing
-        is changed. Call this once, on every rank, after the objects are made and before
-        the first step. Random states are set last. Raises ValueError where the commit is of other objects.
+        Without one in memory, this restores the newest complete checkpoint in the durable folder. 0: there is none, and
+        nothing is changed. Call this once, on every rank, after the objects are made and before the first step. Random
+        states are set last. Raises ValueError if the commit is of other objects.
         """
         writer = self._writer()
         if writer is None:
@@ -324,17 +326,17 @@ class State:
         return found
 
     def commit(self, step: int) -> None:
-        """Commit the state after a step, if it is its turn: see `every`. `step`: the number of the step just done.
+        """Commit the state after a step, if `every` says so. `step`: the number of the step that was just done.
 
         Call this on every rank after each step. Steps count through all epochs and attempts, from 0 on. When this
         returns, the commit is whole, except for tensors on GPUs, which are copied until the next call at the latest.
 
         When nodes join, are drained, or a person requests a restart, all ranks commit after the same step, and the call
-        does not return: it waits for the SIGTERM that ends the worker. If the script calls `should_checkpoint`, too,
-        that function decides where it ends.
+        does not return: it waits for the SIGTERM that ends the worker. If the script also calls `should_checkpoint`,
+        that function decides where the worker ends.
 
-        Raises TypeError and ValueError as `should_checkpoint` does, MemoryError before the first copy where the node
-        does not have so much memory, and what `state_dict` and `pickle` raise.
+        Raises TypeError and ValueError as `should_checkpoint` does, MemoryError before the first copy if the node has
+        too little memory, and what `state_dict` and `pickle` raise.
         """
         completed = completed_steps(step)
         writer = self._writer()
@@ -366,10 +368,10 @@ class State:
         self._schedule.step_begins(monotonic())
 
     def finish(self) -> None:
-        """Commit the step that was done last, unless it is committed, whatever `every` is: training is over.
+        """Commit the last step, whatever `every` is, unless it is committed already: training is over.
 
         Call this on every rank after the last `commit`. With a durable folder, this commit is on disk when the run has
-        ended. Raises as `commit`.
+        ended. Raises as `commit` does.
         """
         writer = self._writer()
         if writer is None or not self._completed:

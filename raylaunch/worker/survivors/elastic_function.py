@@ -45,15 +45,14 @@ def elastic(
 
         train(State(model=model, optimizer=optimizer))
 
-    Everything that was made before the call is there again. The default process group is another one: it is made by
-    `init_process_group(backend)` if the script has not done so itself, and then as the script has made it. Models in
-    DistributedDataParallel that were made before the call go on with the new group. The function must call
-    `State.restore`, and make what depends on other groups or the world's size. It is left by an exception: by the error
-    of the collective whose peer is gone or, where there is none, by `WorldChanged`, which is no `Exception`; `finally`
-    blocks run. A worker that has not left it within a second, or ten with NCCL, is killed, and started again like the
-    workers that died.
+    What was made before the call stays. Only the default process group is a new one, made as the script made it; if the
+    script has made none, by `init_process_group(backend)` before the first call. Models in DistributedDataParallel that
+    were made before the call use the new group. The function must call `State.restore`, and make what depends on other
+    groups or the size of the world. An exception ends it: the error of the collective whose peer is gone, else
+    `WorldChanged`, which is no `Exception`. `finally` blocks run. A worker that has not left it within a second, or ten
+    with NCCL, is killed, and started again like the workers that died.
 
-    Outside a launch, and in other threads than the main one, the function is just called.
+    Outside a launch, and in threads other than the main one, the function is just called.
     """
     if function is None:
         return lambda given: _decorated(given, backend)
