@@ -213,7 +213,8 @@ def checked_function(
     """
     module = getattr(function, "__module__", None) or "__main__"
     name = getattr(function, "__qualname__", type(function).__name__)
-    job = _job({"name": name.strip("<>"), **settings}, {"function": f"{module}:{name}"})
+    plain = name.replace("<", "").replace(">", "")  # as of `main.<locals>.<lambda>`: a shell takes them for its own
+    job = _job({"name": plain, **settings}, {"function": f"{module}:{name}"})
     return CheckedLaunch(job=job, payload=payload.dumps(call, function, args, kwargs))
 
 

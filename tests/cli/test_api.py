@@ -116,6 +116,12 @@ def test_a_call_is_judged_by_the_function_that_is_called():
     api.check_call("spawn", lambda rank, lr: None, (0.1,))
 
 
+def test_the_run_of_a_local_function_has_a_name_that_shells_take_as_it_is():
+    title = api.checked_launch("launch", lambda: None, (), None, {}, {}).job.title
+    assert title.endswith(".locals.lambda")
+    assert not set(title) & set("<>")
+
+
 @pytest.mark.parametrize("name", [name for name in raylaunch.__all__ if name.endswith("Error")])
 def test_exceptions_show_the_name_by_which_programs_catch_them(name):
     """In tracebacks, as `raylaunch.JobFailedError: ...`. They can be pickled by it."""
