@@ -15,7 +15,7 @@ from raylaunch.cli.api import error_of
 from raylaunch.cli.config import job_file
 from raylaunch.cli.detached import detach
 from raylaunch.cli.handle import Handle
-from raylaunch.cli.runs import follow_logs, known_runs
+from raylaunch.cli.runs import follow_logs, known_runs, run_requests
 from raylaunch.cli.runs.run_reader import RunReader
 from raylaunch.cli.runs.run_summary import RunSummary, summary
 from raylaunch.cluster.control.control_client import ControlError
@@ -25,7 +25,6 @@ from raylaunch.core.job.job import Job
 from raylaunch.core.job.redaction import shown
 from raylaunch.core.record.result import RunResult
 from raylaunch.errors import ClusterError, InterruptedByUserError, RaylaunchError, RunStoppedError
-from raylaunch.node.linux import procfs
 
 _POLL_SECONDS = 0.5
 
@@ -91,7 +90,7 @@ class DetachedHandle(Handle[RunResult]):
         why = ""
         with self._lock:
             try:
-                self._run.client.ask(StopRun(by=procfs.user_name(), save_seconds=grace, at_once=now))
+                self._run.client.ask(StopRun(by=run_requests.requester(), save_seconds=grace, at_once=now))
             except (ControlError, RefusedError) as error:
                 why = str(error)
         if why and not self.done():

@@ -95,7 +95,7 @@ def _request(run: RunReader, seconds: float, *, at_once: bool) -> None:
     """Ask the driver to end the run, and wait until it has ended."""
     live = run
     how = "they are killed" if at_once else "they get SIGTERM"
-    request = StopRun(by=_by(), save_seconds=seconds, at_once=at_once)
+    request = StopRun(by=requester(), save_seconds=seconds, at_once=at_once)
     accepted = _asked(live, request)
     if accepted is not None and accepted.phase is Phase.SAVING:
         how = f"they save, within {seconds:g} s, and get SIGTERM then"
@@ -186,7 +186,7 @@ def _outcome(shown: RunSummary) -> str:
 def restart(run: RunReader, arguments: Namespace) -> int:
     """Begin another attempt, and return 0 when its workers run. Raises NotDoneError, ConfigError and ClusterError."""
     seconds = 0.0 if arguments.now else flag_values.seconds(arguments.grace, "--grace")
-    return _Change(run).make(RestartRun(by=_by(), save_seconds=seconds), arguments)
+    return _Change(run).make(RestartRun(by=requester(), save_seconds=seconds), arguments)
 
 
 def resize(run: RunReader, arguments: Namespace) -> int:
@@ -198,7 +198,7 @@ def resize(run: RunReader, arguments: Namespace) -> int:
         low, high = node_range(arguments.operand)
     except ValueError as error:
         raise ConfigError(str(error), hint="write `raylaunch resize 2:6`, or `raylaunch resize 4`") from None
-    return _Change(run).make(ResizeRun(by=_by(), min_nodes=low, max_nodes=high), arguments)
+    return _Change(run).make(ResizeRun(by=requester(), min_nodes=low, max_nodes=high), arguments)
 
 
 def drain(run: RunReader, arguments: Namespace) -> int:
@@ -206,7 +206,7 @@ def drain(run: RunReader, arguments: Namespace) -> int:
 
     Raises NotDoneError, ConfigError and ClusterError.
     """
-    return _Change(run).make(DrainNode(by=_by(), node=arguments.operand), arguments)
+    return _Change(run).make(DrainNode(by=requester(), node=arguments.operand), arguments)
 
 
 def stacks(run: RunReader, arguments: Namespace) -> int:
@@ -342,6 +342,6 @@ def _what_runs(status: RunStatus) -> str:
     return f"attempt {status.attempt} runs with {workers} on {nodes}"
 
 
-def _by() -> str:
+def requester() -> str:
     """Return who requests something, as messages of the run name it: `ada@login-1`."""
     return f"{user_name()}@{socket.gethostname()}"

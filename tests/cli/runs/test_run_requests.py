@@ -16,6 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 
+import raylaunch
 from raylaunch.cli import main
 from raylaunch.cli.runs.run_reader import RunReader
 from raylaunch.cluster.control import control_client
@@ -184,6 +185,13 @@ def test_what_died_with_a_driver_is_requested_of_the_next_one(served, capfd, mon
     assert main.main(["restart"]) == ExitCode.OK
     assert "attempt 2 runs" in capfd.readouterr().err
     assert len(lost) == 1
+
+
+def test_a_handle_of_the_run_names_the_person_who_stops_it_as_the_command_does(served):
+    one = served()
+    raylaunch.attach("charlm").stop(grace=0)
+    one.thread.join(100)
+    assert one.driver.machine.status == f"stopped by ada@{socket.gethostname()}"
 
 
 @pytest.mark.parametrize("words", [["restart"], ["resize", "1:2"], ["drain", "node-2"], ["stop"]])
