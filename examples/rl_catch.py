@@ -1,10 +1,10 @@
 """Reinforcement learning with Ray: a policy with DDP, and actors that play, which share a placement group.
 
 python examples/rl_catch.py
-python examples/rl_catch.py --kill   # trains twice, and kills one of both kinds in the second; the reward is the same
+python examples/rl_catch.py --kill   # trains twice, and kills one of each in the second; the reward is the same
 
 The player moves a paddle below a ball that falls, and learns by REINFORCE to catch it. Each iteration, the weights go
-from the policy to the actors, and the games that they play go back. Ray itself starts an actor again that dies.
+from the policy to the actors, and the games that they play go back. Ray itself restarts an actor that dies.
 """
 
 import argparse
@@ -75,7 +75,7 @@ class Player:
 
 
 def train(iterations: int, kill_at: int = -1) -> float:
-    """Return the reward of the last games. `kill_at`: the iteration in which one of both kinds is killed."""
+    """Return the reward of the last games. `kill_at`: the iteration in which one of each is killed."""
     shared = placement_group([{"CPU": 1}] * PLAYERS)  # each bundle has a rank of the policy and a player
     players = [
         ray.remote(Player)

@@ -105,12 +105,12 @@ EXAMPLES = (
     ),
     Example(
         script="rl_catch.py",
-        what="reinforcement learning with `WorkerGroup`: a policy with DDP and actors of Ray, of which one of both is killed",
+        what="reinforcement learning with `WorkerGroup`: a policy with DDP and actors of Ray, one of each of which is killed",
         arguments=("--kill",),
     ),
     Example(
         script="verl_adapter.py",
-        what="verl's `RayWorkerGroup` in 120 lines on `WorkerGroup`, and a program that uses it, of which a rank is killed",
+        what="verl's `RayWorkerGroup` in 120 lines on `WorkerGroup`, and a program that uses it, one of whose ranks is killed",
         arguments=("--kill",),
     ),
     Example(
