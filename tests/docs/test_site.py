@@ -69,3 +69,4 @@ def test_docstrings_are_on_the_page_of_the_api(site: Path) -> None:
         "raylaunch.worker.elastic",
     ):
         assert f'id="{name}"' in text
+    assert not re.search(r":(param|returns?|raises)\b", text), "a list of parameters is shown as text"
