@@ -88,7 +88,8 @@ def _wait_for(server: int, lifeline: int, store: FdStore) -> bool:
         if agent_is_gone(lifeline):
             orphaned_at = orphaned_at or time.monotonic()
             out_of_time = time.monotonic() - orphaned_at > CLEANUP_WAIT_SECONDS
-            os.kill(server, signal.SIGKILL if out_of_time else signal.SIGCONT)
+            os.kill(server, signal.SIGKILL if out_of_time else signal.SIGTERM)  # it may still import torch, for seconds
+            os.kill(server, signal.SIGCONT)
             serves = serves or _serve_if_killed(lifeline, store)
         signal.sigtimedwait(signals, _POLL_SECONDS)
     return serves

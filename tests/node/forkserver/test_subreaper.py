@@ -192,6 +192,32 @@ def test_all_processes_end_with_their_agent(
     wait_all_gone(agent.pids, mark)
 
 
+LONG_IMPORT = """
+import os, signal, time
+
+def end(*_):
+    open(os.environ["COUNT"], "a").write("asked to end")
+    os._exit(0)
+
+signal.signal(signal.SIGTERM, end)
+open(os.environ["COUNT"], "a").write("begun, ")
+time.sleep(1000)
+"""
+
+
+def test_a_fork_server_that_imports_ends_with_its_agent(tmp_path: Path, mark: str, pipe: MessagePipe) -> None:
+    """It is not waited for: to import torch takes seconds, and a person may have pressed Ctrl-C meanwhile."""
+    (tmp_path / "long.py").write_text(LONG_IMPORT)
+    said = tmp_path / "said"
+    node = Node(env=basic_env(mark) | {"PYTHONPATH": str(tmp_path), "COUNT": str(said)}, preload=("long",))
+    node.use_for_test(tmp_path, mark, pipe)
+    node.supervisor.start()
+    until(lambda: said.exists() and said.read_text(), "the import to begin")
+    node.supervisor.close()
+    assert said.read_text() == "begun, asked to end", "it was killed when its time was over"
+    assert not marked(mark)
+
+
 def test_the_subreaper_imports_nothing_of_workers() -> None:
     """It stays small, and runs as long as the node."""
     code = "import sys, raylaunch.node.forkserver.subreaper as _\nprint(*(n for n in sys.modules if n.startswith('raylaunch.')))"
