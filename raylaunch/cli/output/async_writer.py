@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import queue
 import select
@@ -22,6 +23,8 @@ STALL_SECONDS = 5.0
 _NONBLOCKING = 512
 """Bytes that a file takes without blocking when poll(2) says that it is writable: POSIX's minimum for PIPE_BUF."""
 
+_GONE = (errno.EPIPE, errno.EIO, errno.EBADF)
+"""The reader of a pipe or the terminal is gone, or the stream was closed."""
 _WAKE = ("stderr", b"")
 """Nothing to write, but the thread looks at the row again."""
 
@@ -106,8 +109,17 @@ class AsyncWriter:
             self._dropped = 0
 
     def _dropped_message(self, count: int) -> bytes:
-        where = "; the log files contain all of it" if self.has_log_files else ""
-        return f"raylaunch: {count} bytes of output are not shown{where}\n".encode()
+        return f"raylaunch: {count} bytes of output are not shown{self._where()}\n".encode()
+
+    def _report_lost(self, error: Exception) -> None:
+        """Say once that stdout loses output, for example since a disk is full, unless nobody reads it any more."""
+        if self._current == "stdout" and isinstance(error, OSError) and error.errno not in _GONE:
+            self._sinks["stdout"] = _without_errors(self._sinks["stdout"])
+            data = f"raylaunch: stdout cannot be written: {error.strerror}{self._where()}\n".encode()
+            self._write_stderr(data if self._row is None else self._row.output(data))
+
+    def _where(self) -> str:
+        return "; the log files contain all of it" if self.has_log_files else ""
 
     def _write(self) -> None:
         while (item := self._next()) is not None:
@@ -115,14 +127,16 @@ class AsyncWriter:
             for start in range(0, len(data), CHUNK):
                 chunk = data[start : start + CHUNK]
                 row = self._row if self._row is not None and self._current in self._row.streams else None
-                with contextlib.suppress(Exception):  # the reader is gone, or a replaced stream fails; the run goes on
+                try:
                     self._sinks[self._current](chunk if row is None else row.output(chunk))
+                except Exception as error:  # noqa: BLE001  # perhaps of a replaced stream; the run goes on
+                    self._report_lost(error)
                 with self._lock:
                     self._queued -= len(chunk)
                 if self._given_up:
                     return
         if self._row is not None:
-            self._write_row(self._row.close())
+            self._write_stderr(self._row.close())
 
     def _next(self) -> tuple[str, bytes] | None:
         """Return the next item of the queue. The row is drawn when there is none, and when it is due."""
@@ -135,11 +149,11 @@ class AsyncWriter:
 
     def _draw_row(self, row: LiveRow) -> None:
         hidden = self._suspend_handler.hidden if self._suspend_handler is not None else None
-        self._write_row(row.draw() if hidden is None else row.erase())
+        self._write_stderr(row.draw() if hidden is None else row.erase())
         if hidden is not None:
             hidden.set()
 
-    def _write_row(self, data: bytes) -> None:
+    def _write_stderr(self, data: bytes) -> None:
         if data:
             with contextlib.suppress(Exception):
                 self._sinks["stderr"](data)
@@ -179,6 +193,14 @@ def _sink(file: TextIO | None) -> Sink:
         else:
             file.write(data.decode(errors="replace"))
         file.flush()
+
+    return write
+
+
+def _without_errors(sink: Sink) -> Sink:
+    def write(data: bytes) -> None:
+        with contextlib.suppress(OSError):
+            sink(data)
 
     return write
 

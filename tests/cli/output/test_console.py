@@ -228,6 +228,19 @@ def test_a_pipe_that_is_closed():
     process.stderr.close()
 
 
+def test_a_full_disk_under_stdout():
+    """It is said once why the output is not there, and where it is."""
+    with open("/dev/full", "wb") as full:
+        process = _program(PIPE, "200", stdout=full, stderr=subprocess.PIPE)
+    said = process.stderr.read().decode().splitlines()
+    assert sorted(said) == [
+        "raylaunch: stdout cannot be written: No space left on device; the log files contain all of it",
+        "the report",
+    ]
+    assert process.wait(200) == 7
+    process.stderr.close()
+
+
 def test_a_pipe_that_others_made_nonblocking():
     """Another process that shares the terminal may do that."""
     ours, theirs = os.pipe()
