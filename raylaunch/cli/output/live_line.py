@@ -163,7 +163,9 @@ class LiveLine:
         return replace(status, seconds=status.seconds + (self.clock() - at))
 
     def text(self, columns: int) -> str:
-        """Return the line for a terminal, with its colours."""
+        """Return the line for a terminal, with its colours; "" as long as nothing is known of the run."""
+        if self._latest is None:
+            return ""
         status = self.status
         text = line(status, columns)
         return coloured(text, status.phase) if self.is_coloured else text

@@ -49,7 +49,7 @@ class LiveRow:
         streams: tuple[str, ...] = ("stdout", "stderr"),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`text`: the row's text for a number of columns, escape sequences for colours not counted.
+        """`text`: the row's text for a number of columns, escape sequences for colours not counted; "": no row.
 
         `size`: columns and lines of the terminal; None: nothing may be drawn now. `streams`: what goes to it.
         """
@@ -92,9 +92,10 @@ class LiveRow:
             return b""
         # At the end of a full row the cursor waits on the last character, which not all terminals restore.
         is_full = _most_columns(self._line) >= size[0]
-        if now < self._free_at or is_full or size[0] < MIN_COLUMNS or size[1] < MIN_LINES:
+        has_room = now >= self._free_at and not is_full and size[0] >= MIN_COLUMNS and size[1] >= MIN_LINES
+        text = self._text(size[0] - 1) if has_room else ""
+        if not text:
             return self.erase()
-        text = self._text(size[0] - 1)
         if (text, size) == (self._shown, self._shown_in):
             return b""
         before = self.erase()

@@ -78,11 +78,14 @@ def test_all_widths(status):
 def test_colours():
     """They are around the name and the phase, and none are there without colour."""
     for is_coloured, text in (
-        (True, "\x1b[2mraylaunch: \x1b[0m\x1b[33mgathering\x1b[0m: 0 of  nodes ready | 0 s"),
-        (False, "raylaunch: gathering: 0 of  nodes ready | 0 s"),
+        (True, "\x1b[2mraylaunch: \x1b[0m\x1b[33mgathering\x1b[0m: 1 of 2 to 4 nodes ready | 1 min 1 s"),
+        (False, "raylaunch: gathering: 1 of 2 to 4 nodes ready | 1 min 1 s"),
     ):
-        assert LiveLine(is_coloured).text(80) == text
-    assert LiveLine(is_coloured=True).text(20) == "\x1b[33mgathering\x1b[0m: 0 of  nod"
+        live = LiveLine(is_coloured)
+        assert live.text(80) == "", "nothing is known of the run"
+        live.on_status(WAITING)
+        assert live.text(80) == text
+        assert live.text(20).endswith("gathering\x1b[0m: 1 of 2 to" if is_coloured else "gathering: 1 of 2 to")
 
 
 def test_what_the_line_learns_of_a_run():

@@ -212,6 +212,13 @@ def test_no_row_in_the_background_or_in_a_tiny_terminal():
     assert not any(shown.rows)
 
 
+def test_no_row_without_text():
+    """Nothing is known of the run yet."""
+    shown = Screen()
+    shown.label = ""
+    assert not shown.draw()
+
+
 def test_the_row_is_removed():
     """The cursor is where the output left it, and it is visible."""
     shown = Screen()

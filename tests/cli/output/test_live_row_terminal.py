@@ -19,14 +19,17 @@ PROGRAM = """
 import os, sys, time
 from raylaunch.cli.output.console import Console
 from raylaunch.core.job.job import Entrypoint, Job
-from raylaunch.core.placement.plan import NodeFacts
-from raylaunch.core.placement.plan import make_plan
+from raylaunch.core.machine.machine import Machine
+from raylaunch.core.placement.plan import NodeFacts, make_plan
+from raylaunch.core.record.journal import JournalEntry
 from raylaunch.node.logs.tail import LogOutput
 
 node = NodeFacts(node_id="ab", address="10.0.0.7", cpus=4.0, gpus=0.0, free_cpus=4.0, free_gpus=0.0)
 job = Job(entrypoint=Entrypoint(script="train.py"), progress=os.environ.get("PROGRESS", "auto"))
 console = Console()
 console.on_plan(job, make_plan(job, [node], local=False), "")
+machine = Machine(job)
+console.on_entry(JournalEntry(event=None, actions=tuple(machine.start())), machine)
 
 def show(text):
     console.on_output([LogOutput(rank=0, stream="stdout", data=text.encode())])
