@@ -167,7 +167,12 @@ def _question(shown: RunSummary, live: RunReader, seconds: float, *, at_once: bo
 def _is_confirmed(question: str) -> bool:
     question = f"{question} [y/N] "
     print(printable(question), end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    answer = ""
+    with contextlib.suppress(KeyboardInterrupt):  # it is a no
+        answer = sys.stdin.readline()
+    if not answer.endswith("\n"):  # Ctrl-C or Ctrl-D: what is said next begins a line
+        print(file=sys.stderr)
+    return answer.strip().lower() in ("y", "yes")
 
 
 def _summary(run: RunReader) -> RunSummary:
@@ -278,13 +283,18 @@ class _Change:
         return ExitCode.OK
 
     def _cost(self, request: RestartRun | ResizeRun | DrainNode) -> str:
-        """Return what the change costs, for a person; `""`: nothing. More nodes change nothing until they are there."""
-        if isinstance(request, ResizeRun):
-            self._live.refresh()
-            status = self._live.status()
-            if status is None or request.max_nodes >= len(status.roster):
-                return ""
-        return _cost(self._live, request.save_seconds if isinstance(request, RestartRun) else math.inf)
+        """Return what the change costs, for a person; `""`: nothing, or the driver is going to refuse it.
+
+        More nodes change nothing until they are there.
+        """
+        if isinstance(request, RestartRun):
+            return _cost(self._live, request.save_seconds)
+        self._live.refresh()
+        status = self._live.status()
+        if status is None:
+            return ""
+        costs = request.max_nodes < len(status.roster) if isinstance(request, ResizeRun) else _has(status, request.node)
+        return _cost(self._live) if costs else ""
 
     def _ask_again(self, request: ControlRequest, accepted: Accepted, asked: int) -> int:
         """Ask the next driver if the last one died before anybody had kept the request. `asked`: of which takeover."""
@@ -306,8 +316,7 @@ class _Change:
             shown = _summary(self._run)
             raise NotDoneError(f"{self._run.entry.title} has ended before that was done: {_outcome(shown)}")
         if isinstance(request, DrainNode):
-            left = all(request.node not in (node.name, node.address) for node in status.nodes)
-            return f"no worker runs on {request.node} any more" if left else ""
+            return "" if _has(status, request.node) else f"no worker runs on {request.node} any more"
         has_started = accepted.phase is Phase.STARTING and status.phase is Phase.RUNNING
         if isinstance(request, ResizeRun) and (has_started or _goes_on(request, accepted)):
             more = "; further nodes are taken in as they come" if len(status.roster) < request.max_nodes else ""
@@ -315,6 +324,11 @@ class _Change:
         if status.phase is Phase.RUNNING and status.attempt > accepted.attempt:
             return _what_runs(status)
         return ""
+
+
+def _has(status: RunStatus, node: str) -> bool:
+    """Return whether the run has a node of this name or address."""
+    return any(node in (each.name, each.address) for each in status.nodes)
 
 
 def _goes_on(request: ControlRequest, accepted: Accepted) -> bool:

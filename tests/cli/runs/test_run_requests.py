@@ -194,6 +194,22 @@ def test_a_handle_of_the_run_names_the_person_who_stops_it_as_the_command_does(s
     assert one.driver.machine.status == f"stopped by ada@{socket.gethostname()}"
 
 
+@pytest.mark.parametrize("key", ["Ctrl-C", "Ctrl-D"])
+def test_a_person_answers_with_a_key(served, capfd, monkeypatch, key):
+    """It is a no, and what is said begins a line."""
+    served()
+
+    def readline() -> str:
+        if key == "Ctrl-C":
+            raise KeyboardInterrupt
+        return ""
+
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("sys.stdin.readline", readline)
+    assert main.main(["stop"]) == ExitCode.INTERRUPTED
+    assert capfd.readouterr().err.endswith("? [y/N] \nraylaunch: nothing was stopped\n")
+
+
 @pytest.mark.parametrize("words", [["restart"], ["resize", "1:2"], ["drain", "node-2"], ["stop"]])
 def test_a_person_is_told_what_a_change_costs_before_it_is_made(served, capfd, monkeypatch, words):
     """Where the workers cannot save. Nothing is done if the answer is no."""
@@ -279,13 +295,21 @@ def test_a_person_is_told_how_many_steps_are_lost(served, capfd, monkeypatch, wo
     assert capfd.readouterr().err.startswith(told)
 
 
-@pytest.mark.parametrize("words", [["restart", "-y"], ["restart", "--now"], ["resize", "1:3"]])
-def test_a_person_is_not_asked(served, capfd, monkeypatch, words):
-    """With `--yes` and `--now`, and where nothing changes at once."""
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["restart", "-y"], ExitCode.OK),
+        (["restart", "--now"], ExitCode.OK),
+        (["resize", "1:3"], ExitCode.OK),
+        (["drain", "node-9"], ExitCode.JOB_FAILED),
+    ],
+)
+def test_a_person_is_not_asked(served, capfd, monkeypatch, words, code):
+    """With `--yes` and `--now`, and where nothing changes at once, or it is refused."""
     served()
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
     monkeypatch.setattr("sys.stdin.readline", lambda: pytest.fail("a question"))
-    assert main.main(words) == ExitCode.OK
+    assert main.main(words) == code
     assert "[y/N]" not in capfd.readouterr().err
 
 
