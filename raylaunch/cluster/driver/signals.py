@@ -171,7 +171,8 @@ class _SignalListener:
         self._closed.set()
         signal.set_wakeup_fd(self._before)
         os.close(self._writable)
-        self._thread.join(LEAVE_SECONDS)
+        if self._thread.ident is not None:  # else no thread could be started
+            self._thread.join(LEAVE_SECONDS)
 
 
 @contextlib.contextmanager

@@ -5,9 +5,12 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
+from raylaunch.cluster.driver import signals
+from raylaunch.core.job.job import Job
 from tests.cluster.conftest import Launcher, Run
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
@@ -296,3 +299,14 @@ def test_a_signal_that_comes_while_the_listener_is_made_is_told():
     """Else the command would end by it."""
     done = subprocess.run([sys.executable, "-c", BETWEEN], capture_output=True, text=True, timeout=100, check=False)
     assert (done.stdout, done.stderr) == ("SIGHUP SIGTERM\n", "")
+
+
+def test_no_thread_can_be_started(monkeypatch):
+    """The error says so, by which a person is told to allow more, and not what follows from it."""
+
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(RuntimeError, match="can't start new thread"), signals.handled(Job()) as handler:
+        handler.go_to(print)
