@@ -157,8 +157,10 @@ class RegistryEntry:
 
     def add(self) -> None:
         """Write the entry, and remove others if there are many."""
+        registry = "the registry of runs"
         try:
             directory = folder(self._environ)
+            registry = str(directory)
             _make_private(directory)
             began = re.sub(r"[^0-9T]", "", self._run.began)  # entries are sorted by their names
             key = sha256("\0".join(self._run.identity).encode()).hexdigest()[:8]  # the next driver replaces the entry
@@ -168,7 +170,11 @@ class RegistryEntry:
             if len(_files(directory)) > MOST_ENDED:
                 prune(directory)
         except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: there is no home
-            self._warn(f"`raylaunch ps` will not list this run: {error}")
+            why = getattr(error, "strerror", None) or error
+            self._warn(
+                f"`raylaunch ps` will not list this run: {registry} cannot be written: {why}; XDG_STATE_HOME may name "
+                "another folder"
+            )
 
     def end(self) -> None:
         """Write that the run has ended. The entry of a run without a folder is removed, and another driver's left."""

@@ -87,7 +87,9 @@ def test_a_registry_that_cannot_be_written(environ, tmp_path):
     messages: list[str] = []
     with run_registry.entered(a_run(tmp_path), environ, messages.append):
         pass
-    assert [text.split(":")[0] for text in messages] == ["`raylaunch ps` will not list this run"]
+    registry = run_registry.folder(environ)
+    (said,) = messages
+    assert said.startswith(f"`raylaunch ps` will not list this run: {registry} cannot be written: Not a directory; ")
 
 
 def test_a_home_of_another_user(environ, tmp_path, monkeypatch):
