@@ -233,6 +233,10 @@ def _exec_command(spec: WorkerSpec, report_file: ServerFile) -> int:
         os.execvpe(spec.target, [spec.target, *(encodable(str(one)) for one in spec.args)], spec.env)
     except (OSError, ValueError) as error:  # ValueError: an argument that no command line can hold
         why = error.strerror if isinstance(error, OSError) else str(error)
+        if isinstance(error, FileNotFoundError) and os.path.exists(spec.target):
+            is_path = "/" in spec.target
+            more = ": the program that its first line names" if is_path else f" on the PATH; write `./{spec.target}`"
+            why = f"{why}{more}"
         report = _error(type(error).__name__, f"cannot run `{spec.target}`: {why}", hopeless=True)
         _print(report.text)
         _write_report(report_file, report)

@@ -224,6 +224,18 @@ def test_a_missing_command(either: Node) -> None:
     assert is_hopeless(outcome.failure)
 
 
+def test_a_command_that_is_there_and_is_not_found(node: Node) -> None:
+    """The error says what was not found: no shell looks in the working folder, and a script may name a program."""
+    (node.folder / "run.sh").write_text("#!/nonexistent/bash\n")
+    (node.folder / "run.sh").chmod(0o700)
+    missing = {
+        "run.sh": "No such file or directory on the PATH; write `./run.sh`",
+        "./run.sh": "No such file or directory: the program that its first line names",
+    }
+    for target, why in missing.items():
+        assert error(node.run(target, kind="command").failure).message == f"cannot run `{target}`: {why}"
+
+
 def test_a_command_gets_its_ranks_and_gives_its_exit_code(either: Node) -> None:
     """`--no-python` runs any program with a worker's environment and its own arguments."""
     outcome = either.run(
