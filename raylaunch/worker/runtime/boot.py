@@ -13,11 +13,15 @@ if __name__ == "__main__":
     # Started by path: make our own package importable without putting the current folder on sys.path.
     sys.path[: not getattr(sys.flags, "safe_path", False)] = [__file__.rsplit("/", 4)[0]]
 
+import signal
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # as `_reset_signals`: what follows takes a while to import
+
 import contextlib
 import faulthandler
 import os
 import pickle
-import signal
 import time
 import traceback
 from collections.abc import Callable
@@ -97,12 +101,14 @@ def set_up_process(spec: WorkerSpec, files: WorkerFiles, parent: int) -> None:
 
 
 def _reset_signals() -> None:
-    """Set signals as a fresh interpreter has them: defaults, KeyboardInterrupt on SIGINT, SIGPIPE ignored."""
+    """Set signals as a fresh interpreter has them: defaults, SIGPIPE ignored.
+
+    SIGINT raises KeyboardInterrupt only when the user's code begins: before, the traceback would be of our own files.
+    """
     signal.set_wakeup_fd(-1)
     for number in range(1, signal.NSIG):
         with contextlib.suppress(OSError, ValueError):  # SIGKILL, SIGSTOP, and two that belong to the C library
             signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
@@ -152,6 +158,7 @@ def run(spec: WorkerSpec, files: WorkerFiles) -> int:
     if files.imports is not None:
         import_recorder.ImportRecorder(files.imports, spec.local_rank).install()
     try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         value = entry.run(spec)
         _before_exit()
         if spec.kind == "pickle":

@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import shutil
+import signal
 import subprocess
 import sys
 import traceback
@@ -490,6 +491,38 @@ def test_logs_are_appended_to(node: Node) -> None:
     folder.mkdir(parents=True)
     (folder / "stdout.log").write_text("old\n")
     assert node.run(script).stdout() == "old\nnew\n"
+
+
+INTERRUPTED = """
+import os, signal, sys
+from raylaunch.worker.runtime import boot, files_wait
+from raylaunch.worker.runtime.server_file import ServerFile
+from raylaunch.worker.runtime.spec import WorkerSpec
+
+files_wait.wait = lambda: signal.raise_signal(signal.SIGINT)
+spec = WorkerSpec(rank=0, local_rank=0, kind="script", target="", env={}, cwd=".", stdout="./out.log", stderr="./err.log")
+files = (ServerFile.inherited(os.memfd_create(name), os.getpid()) for name in ("report", "stacks"))
+sys.exit(boot.set_up_and_run(spec, boot.WorkerFiles(*files), os.getppid(), boot.run))
+"""
+
+
+class Interrupt:
+    """What interrupts the process that unpickles it."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return signal.raise_signal, (signal.SIGINT,)
+
+
+@pytest.mark.parametrize("how", ["fork", "spawn"])
+def test_an_interrupt_before_the_script_begins(how: str, tmp_path: Path) -> None:
+    """It ends the worker without a traceback, which would be of our own files."""
+    (tmp_path / "spec").write_bytes(pickle.dumps(Interrupt()))
+    with (tmp_path / "spec").open("rb") as spec, (tmp_path / "err.log").open("a+") as stderr:
+        program = {"fork": ["-c", INTERRUPTED], "spawn": [boot.__file__, *map(str, [spec.fileno()] * 3), "title"]}
+        command = [sys.executable, *program[how]]
+        ended = subprocess.run(command, cwd=tmp_path, pass_fds=[spec.fileno()], stderr=stderr, check=False)
+        stderr.seek(0)
+        assert (ended.returncode, stderr.read()) == (-signal.SIGINT, "")
 
 
 # Paths of the package.
