@@ -293,7 +293,10 @@ class _Change:
         status = self._live.status()
         if status is None:
             return ""
-        costs = request.max_nodes < len(status.roster) if isinstance(request, ResizeRun) else _has(status, request.node)
+        if isinstance(request, ResizeRun):
+            costs = request.max_nodes < len(status.roster)
+        else:
+            costs = self._run.entry.cluster != "" and _has(status, request.node)
         return _cost(self._live) if costs else ""
 
     def _ask_again(self, request: ControlRequest, accepted: Accepted, asked: int) -> int:

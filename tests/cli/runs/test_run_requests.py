@@ -114,7 +114,7 @@ class Recorded:
 class Served:
     """A run of three nodes that trains until it is told to end."""
 
-    def __init__(self, registry, fleet: FakeFleet, **settings) -> None:
+    def __init__(self, registry, fleet: FakeFleet, cluster: str = "10.0.0.1:6379", **settings) -> None:
         self.fleet = fleet
         job = Job(
             **{
@@ -131,7 +131,7 @@ class Served:
         self.control.serve("127.0.0.1")
         self.ready = threading.Event()
         fleet.on_launched = dict.fromkeys(range(1, 9), self.ready.set)
-        registry.add("", id="one", name="charlm", control=self.control.address)
+        registry.add("", id="one", name="charlm", cluster=cluster, control=self.control.address)
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
         assert self.ready.wait(200)
@@ -311,6 +311,16 @@ def test_a_person_is_not_asked(served, capfd, monkeypatch, words, code):
     monkeypatch.setattr("sys.stdin.readline", lambda: pytest.fail("a question"))
     assert main.main(words) == code
     assert "[y/N]" not in capfd.readouterr().err
+
+
+def test_a_person_is_not_asked_where_a_run_has_no_cluster_to_leave_a_node_in(served, capfd, monkeypatch):
+    """The driver refuses it."""
+    monkeypatch.setattr("raylaunch.cluster.local.local_machine.HOST_ID", "id-node-1")
+    served(cluster="")
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("sys.stdin.readline", lambda: pytest.fail("a question"))
+    assert main.main(["drain", "node-1"]) == ExitCode.JOB_FAILED
+    assert capfd.readouterr().err == "error: charlm one: the run is on this machine alone, and cannot leave it\n"
 
 
 def test_a_person_is_not_asked_where_workers_can_save(served, capfd, monkeypatch):
