@@ -29,7 +29,7 @@ from raylaunch.core.job.job import (
     shown_ranks,
 )
 from raylaunch.core.job.secrets import HIDDEN, is_secret
-from raylaunch.core.text import count
+from raylaunch.core.text import count, spans
 
 AUTO_DEADLINE = "auto"
 DEADLINE_EXAMPLE = "for example `3h50m`, `18:30`, `2026-01-31T18:30:00+01:00`, or `auto` for the end of a Slurm job"
@@ -135,11 +135,24 @@ def problems(job: Job) -> list[Problem]:
 
 def warnings(job: Job) -> list[str]:
     """Return what is odd about a job that can run."""
-    return [
+    found = [
         f"`{name}` is no signal that this system knows; it is left out of signals_to_handle"
         for name in job.signals_to_handle
         if name not in signal.Signals.__members__
     ]
+    most = _most_workers(job)
+    if beyond := [rank for rank in shown_ranks(job.show) or () if rank >= most]:
+        found.append(f"`show` names rank {spans(beyond)}, which no worker can have: the highest rank is {most - 1}")
+    return found
+
+
+def _most_workers(job: Job) -> float:
+    """Return the largest number of workers that the job can have; infinity if it is not known."""
+    if job.nprocs is not None:
+        return job.nprocs
+    if not _is_count(job.nproc_per_node, least=1):
+        return math.inf
+    return job.max_nodes * max([int(job.nproc_per_node), *(rule.nproc_per_node or 0 for rule in job.nodes.values())])
 
 
 def _entrypoint_problems(entrypoint: Entrypoint) -> list[Problem]:

@@ -361,6 +361,30 @@ def test_unknown_signals_to_handle_cause_a_warning():
 
 
 @pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"show": "9", "nproc_per_node": 2}, "rank 9, which no worker can have: the highest rank is 1"),
+        (
+            {"show": "0,4,5", "nproc_per_node": "2", "nnodes": "1:2"},
+            "rank 4-5, which no worker can have: the highest rank is 3",
+        ),
+        ({"show": "8", "nprocs": 8, "nproc_per_node": 9}, "rank 8, which no worker can have: the highest rank is 7"),
+        (
+            {"show": "8", "nodes": {"10.0.0.7": NodeRule(nproc_per_node=8)}},
+            "rank 8, which no worker can have: the highest rank is 7",
+        ),
+        ({"show": "7", "nodes": {"10.0.0.7": NodeRule(nproc_per_node=8), "10.0.0.8": NodeRule()}}, None),
+        ({"show": "9", "nproc_per_node": "gpu"}, None),
+        ({"show": "all"}, None),
+        ({"show": "none"}, None),
+    ],
+)
+def test_ranks_that_no_worker_can_have_cause_a_warning(settings, said):
+    """Nothing of them is shown. How many GPUs or CPUs there are is not known here."""
+    assert warnings(Job(**settings)) == ([f"`show` names {said}"] if said else [])
+
+
+@pytest.mark.parametrize(
     ("which", "rule", "key"),
     [
         ("", NodeRule(), "nodes."),
