@@ -465,7 +465,8 @@ def plan_of(job: Job, nodes: tuple[NodeFacts, ...], *, local: bool, alone: bool)
     try:
         plan = make_plan(job, nodes, local=local)
     except ValueError as error:
-        raise ClusterError(str(error)) from None
+        hint = "`nproc_per_node: auto` starts a worker for each CPU where no node has a GPU"
+        raise ClusterError(str(error), hint=hint) from None
     if not alone:
         return plan
     plan = replace(plan, assumed=(NO_CLUSTER, *plan.assumed))

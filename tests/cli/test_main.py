@@ -15,6 +15,7 @@ from hypothesis import given
 
 from raylaunch import __main__ as program
 from raylaunch.cli import main as command
+from raylaunch.cluster.local.local_machine import Gpus
 from raylaunch.errors import ClusterError, ExitCode
 from tests.cli.any_input import SCRIPT, arguments
 from tests.profiles import examples
@@ -123,6 +124,16 @@ def test_plan_of_a_local_ray(job, capsys, golden, monkeypatch):
     ]
     assert command.main(arguments) == ExitCode.OK
     golden("plan_local", capsys.readouterr().out)
+
+
+def test_a_worker_for_each_gpu_where_there_is_none(job, capsys, monkeypatch):
+    """The error has the word that was typed."""
+    monkeypatch.setattr("raylaunch.cluster.local.local_machine.visible_gpus", lambda: Gpus("CUDA_VISIBLE_DEVICES", ()))
+    assert command.main(["--standalone", "--plan", "--nproc-per-node", "xpu", "train.py"]) == ExitCode.UNAVAILABLE
+    assert capsys.readouterr().err == (
+        "error: `nproc_per_node: xpu`, but there is no GPU on any node\n\n"
+        "hint: `nproc_per_node: auto` starts a worker for each CPU where no node has a GPU\n"
+    )
 
 
 def test_an_internal_error(job, capsys, monkeypatch):

@@ -165,10 +165,6 @@ def _filters(text: str) -> Value:
     return [part.replace("\0", ",") for part in text.replace(",,", "\0").split(",")] if text else []
 
 
-def _nproc(text: str) -> Value:
-    return {"xpu": "gpu"}.get(text, text)
-
-
 def _run_id(text: str) -> Value:
     return None if text == "none" else text  # torchrun's default
 
@@ -219,7 +215,6 @@ TABLE: dict[Group, tuple[Flag, ...]] = {
             default="1",
             help="workers per node: a number, one per GPU (gpu, xpu), one per CPU (cpu), or auto",
             setting="nproc_per_node",
-            convert=_nproc,
         ),
     ),
     Group.RESTARTS: (

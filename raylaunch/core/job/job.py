@@ -16,7 +16,7 @@ _DEFAULT_PRELOAD = ("torch", "torch.distributed", "torch.utils.data")
 _DEFAULT_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 
 PLACEMENTS = ("auto", "spread", "pack")
-NPROC_WORDS = ("auto", "cpu", "gpu")
+NPROC_WORDS = ("auto", "cpu", "gpu", "xpu")
 LOG_LAYOUTS = ("raylaunch", "torchrun")
 NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")
 EVENT_LOG_HANDLERS = ("null", "console")
@@ -111,8 +111,8 @@ class Job:
     """The number of nodes: `N`, or `MIN:MAX`. With a range, the job starts when MAX nodes are ready, or `last_call`
     seconds after MIN nodes are. It restarts on the nodes that are there whenever one joins or leaves."""
     nproc_per_node: int | str = 1
-    """Workers on each node: a number, `gpu` (one for each GPU), `cpu` (one for each CPU), or `auto` (`gpu` on nodes
-    with GPUs, else `cpu`)."""
+    """Workers on each node: a number, `gpu` or `xpu` (one for each GPU), `cpu` (for each CPU), or `auto` (`gpu` on
+    nodes with GPUs, else `cpu`)."""
     nprocs: int | None = None
     """Workers in all, as many on each node as fit there. Replaces `nproc_per_node`."""
     nodes: dict[str, NodeRule] = field(default_factory=dict)

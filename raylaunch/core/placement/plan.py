@@ -23,6 +23,7 @@ NOT_NEEDED = "not needed"
 _Number = TypeVar("_Number", int, float)
 _MOST_SHARING = 64
 """Bundles on one node that are considered."""
+_GPU_WORDS = ("gpu", "xpu")
 _NO_WORKERS = "no workers are meant for it"
 _UNLIMITED = 1_000_000
 _ROUNDING = 1e-6
@@ -467,13 +468,13 @@ def _default(job: Job) -> int:
 
 
 def _uses_gpus(job: Job, nodes: Sequence[NodeFacts]) -> bool:
-    return job.nproc_per_node == "gpu" or (job.nproc_per_node == "auto" and any(node.gpus >= 1 for node in nodes))
+    return job.nproc_per_node in _GPU_WORDS or (job.nproc_per_node == "auto" and any(node.gpus >= 1 for node in nodes))
 
 
 def _counts(job: Job, nodes: Sequence[NodeFacts]) -> dict[HostId, int]:
     """Return the number of workers by node id. `auto` counts GPUs on all nodes if any node has one, else CPUs."""
-    if job.nproc_per_node == "gpu" and nodes and not any(node.gpus >= 1 for node in nodes):
-        msg = "`nproc_per_node: gpu`, but there is no GPU on any node"
+    if job.nproc_per_node in _GPU_WORDS and nodes and not any(node.gpus >= 1 for node in nodes):
+        msg = f"`nproc_per_node: {job.nproc_per_node}`, but there is no GPU on any node"
         raise ValueError(msg)
     use_gpus = _uses_gpus(job, nodes)
     counts = {}

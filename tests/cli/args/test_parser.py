@@ -212,7 +212,7 @@ def test_a_script_alone():
         ("--nnodes 2", {"nnodes": 2}),
         ("--nnodes=1:4", {"nnodes": "1:4"}),
         ("--nproc-per-node gpu", {"nproc_per_node": "gpu"}),
-        ("--nproc_per_node=xpu", {"nproc_per_node": "gpu"}),
+        ("--nproc_per_node=xpu", {"nproc_per_node": "xpu"}),
         ("--nproc 8", {"nproc_per_node": 8}),
         ("--max-restarts 3", {"max_restarts": 3}),
         ("--start-method fork", {"start_method": "forkserver"}),

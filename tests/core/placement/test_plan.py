@@ -173,6 +173,7 @@ def test_request_as_text_and_as_bundles(settings, asked, resources):
     [
         ("auto", (node(1, gpus=4), node(2, gpus=8)), [4, 8], "nproc_per_node: 4 or 8 (GPUs of each node)"),
         ("auto", (node(1, cpus=6), node(2)), [6, 8], "nproc_per_node: 6 or 8 (CPUs of each node)"),
+        ("xpu", (node(1, gpus=2), node(2, gpus=2)), [2, 2], "nproc_per_node: 2 (GPUs of a node)"),
         ("gpu", (node(1, gpus=2), node(2, gpus=2)), [2, 2], "nproc_per_node: 2 (GPUs of a node)"),
         ("cpu", (node(1, gpus=2), node(2, gpus=2)), [8, 8], "nproc_per_node: 8 (CPUs of a node)"),
         ("auto", (), [1, 1], "nproc_per_node: 1 (CPUs of a node)"),
@@ -402,10 +403,11 @@ def test_settled_job_has_the_numbers_of_the_plan():
     )
 
 
-def test_nproc_per_node_gpu_without_gpus_is_an_error():
-    """Waiting for nodes would not help."""
-    with pytest.raises(ValueError, match="there is no GPU on any node"):
-        plan(node(1), nproc_per_node="gpu")
+@pytest.mark.parametrize("word", ["gpu", "xpu"])
+def test_nproc_per_node_gpu_without_gpus_is_an_error(word):
+    """Waiting for nodes would not help. The message has the word that was written."""
+    with pytest.raises(ValueError, match=f"`nproc_per_node: {word}`, but there is no GPU on any node"):
+        plan(node(1), nproc_per_node=word)
 
 
 @pytest.mark.parametrize(
