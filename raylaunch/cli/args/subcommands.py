@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import NoReturn
 
-from raylaunch.cli.args.flags import Flag
+from raylaunch.cli.args.flags import Flag, matching_flags
 from raylaunch.errors import ConfigError
 
 
@@ -300,6 +300,9 @@ def _unknown(command: Subcommand, argument: str) -> ConfigError:
     others = [f"`raylaunch {other.name}`" for other in TABLE if flag in {each.option for each in other.flags}]
     close = get_close_matches(flag, [each.option for each in command.flags], n=1, cutoff=0.7)
     hint = f"did you mean `{close[0]}`?" if close else f"it is a flag of {' and '.join(others)}" if others else ""
+    if command.takes_settings and (of_jobs := [each for each in matching_flags(flag[2:]) if each.setting]):
+        setting = f"{of_jobs[0].setting}={'VALUE' if of_jobs[0].metavar else of_jobs[0].convert('')}"
+        hint = hint or f"settings go after a job file: `raylaunch {command.name} job.yaml {setting}`"
     hint = hint or f"`raylaunch {command.name} --help` lists its flags"
     return ConfigError(f"`{flag}` is not a flag of `{command.name}`", hint=hint)
 
