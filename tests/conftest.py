@@ -28,6 +28,8 @@ SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.
 GOLDEN = Path(__file__).parent / "cli" / "golden"
 
 profiles.register()
+#: By default each process that imports NumPy starts threads that wait by spinning, 50 ms of CPU.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 #: So that no run of a test is listed among the runs of the person. It is set here for all processes that tests start.
 STATE_HOME = tempfile.TemporaryDirectory(prefix="raylaunch-tests-state-")
 os.environ["XDG_STATE_HOME"] = STATE_HOME.name
