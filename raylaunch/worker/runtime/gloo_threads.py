@@ -16,33 +16,39 @@ from collections.abc import Iterator
 
 MOST_SECONDS = 30.0
 """How long a thread of gloo's may need."""
-MOST_SECONDS_FOR_OTHERS = 0.5
-"""How long any other thread may need: the user's own may run for ever, and not each torch names its threads."""
+MOST_SECONDS_WITHOUT_NAMES = 0.5
+"""How long any thread may need where torch does not name its own: it may be the user's, and run for ever."""
 _SHORT = 0.001
 """Seconds. While this thread sleeps, others get the interpreter's lock."""
 _NAME = "pt_gloo_runloop"
-"""As torch names the threads that run collectives (`ProcessGroupGloo::runLoop`)."""
+"""As torch names the threads that run collectives (`ProcessGroupGloo::runLoop`); older torches do not."""
 _AT_WORK = ("R", "D")
 """Process states (proc(5)) of a thread that runs, waits for a CPU, or for memory that was swapped out."""
 
 
 def let_finish() -> None:
-    """Return when no other thread of this process runs or waits for a CPU, or when it has had enough time for that."""
+    """Return when no thread of gloo's runs or waits for a CPU, or when it has had enough time for that.
+
+    Only threads that run collectives count, where torch names them. gloo's `gloo_tcp_loop` never rests once the
+    connections are shut down.
+    """
     began = time.monotonic()
     time.sleep(_SHORT)
-    while names := set(_running_threads()):
-        most = MOST_SECONDS if _NAME in names else MOST_SECONDS_FOR_OTHERS
-        if time.monotonic() - began >= most:
+    while True:
+        threads = list(_other_threads())
+        own = [state for name, state in threads if name == _NAME]
+        states, most = (own, MOST_SECONDS) if own else ([state for _, state in threads], MOST_SECONDS_WITHOUT_NAMES)
+        if not any(state in _AT_WORK for state in states) or time.monotonic() - began >= most:
             return
         time.sleep(_SHORT)
 
 
-def _running_threads() -> Iterator[str]:
-    """Yield the names of threads of this process that have something to do, besides the calling one."""
-    own = str(threading.get_native_id())
+def _other_threads() -> Iterator[tuple[str, str]]:
+    """Yield the name and the state of each thread of this process except the calling one."""
+    caller = str(threading.get_native_id())
     for thread in os.listdir("/proc/self/task"):
         with contextlib.suppress(OSError):  # it has ended
             with open(f"/proc/self/task/{thread}/stat", encoding="utf-8", errors="replace") as file:
                 name, _, rest = file.read().partition("(")[2].rpartition(")")
-            if thread != own and rest.split()[0] in _AT_WORK:
-                yield name
+            if thread != caller:
+                yield name, rest.split()[0]

@@ -84,7 +84,7 @@ def test_threads_that_run_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> Non
         rests.append(True)
         ended.wait(200)
 
-    monkeypatch.setattr(gloo_threads, "MOST_SECONDS_FOR_OTHERS", 60.0)
+    monkeypatch.setattr(gloo_threads, "MOST_SECONDS_WITHOUT_NAMES", 60.0)
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     gloo_threads.let_finish()
@@ -101,13 +101,23 @@ def test_a_thread_that_runs_for_ever_is_not_waited_for_for_ever(monkeypatch: pyt
         while not ended.is_set():
             hashlib.pbkdf2_hmac("sha256", b"", b"", 1000)
 
-    monkeypatch.setattr(gloo_threads, "MOST_SECONDS_FOR_OTHERS", 0.01)
+    monkeypatch.setattr(gloo_threads, "MOST_SECONDS_WITHOUT_NAMES", 0.01)
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     gloo_threads.let_finish()
     assert thread.is_alive()
     ended.set()
     thread.join()
+
+
+def test_where_torch_names_its_threads_no_other_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`gloo_tcp_loop` runs without a rest once the connections of a broken collective were shut down."""
+    spins = ("gloo_tcp_loop", "R")
+    looks = [[spins, ("pt_gloo_runloop", state)] for state in ("R", "D", "S")]
+    monkeypatch.setattr(gloo_threads, "_other_threads", lambda: looks.pop(0))
+    monkeypatch.setattr(gloo_threads, "MOST_SECONDS_WITHOUT_NAMES", 0.0)
+    gloo_threads.let_finish()
+    assert looks == []
 
 
 def test_the_end_of_a_group_is_noticed_before_anything_is_freed() -> None:
