@@ -75,11 +75,15 @@ class ForkServerProcess:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._first.wait(CLEANUP_WAIT_SECONDS)
 
-    def end_all_but_subreaper(self) -> None:
-        """Wait until everything else has ended, for seconds at most. The subreaper keeps what is in its store."""
+    def request_end(self) -> None:
+        """Ask for the end of everything but the subreaper, which keeps what is in its store."""
+        with contextlib.suppress(OSError):  # it has ended
+            self.lifeline.send(b"x")
+
+    def wait_for_requested_end(self) -> None:
+        """Wait until everything else has ended, for seconds at most; if there is nothing to keep, the subreaper too."""
         try:
             self.lifeline.settimeout(_END_SECONDS)
-            self.lifeline.send(b"x")
             self.lifeline.recv(1)  # nothing, if the subreaper had nothing to keep, and has ended too
         except TimeoutError:
             processes.kill_with_group(self.pid)
@@ -256,9 +260,11 @@ class ForkServerClient:
         If this process is killed now, the subreaper holds what `State` has, and removes the folders.
         """
         self.ram_folder.abandon()
-        self._close_control()
         if self._server is not None:
-            self._server.end_all_but_subreaper()
+            self._server.request_end()
+        self._close_control()  # not before: a subreaper that does not know why its fork server ends answers at once
+        if self._server is not None:
+            self._server.wait_for_requested_end()
 
     def close(self) -> None:
         """End the fork server, and remove the page and the temporary folders."""
