@@ -231,4 +231,4 @@ def _rates(use: cpu.Use, job: Job) -> tuple[str, ...]:
     return f"{1000 * use.seconds / training:.2f}", f"{1000 * use.of_ray / training:.2f}", f"{use.wakes / training:.1f}"
 
 
-BENCH = Bench(measure=measure, full=Size(), smoke=Size(rounds=1, turn=4.0))
+BENCH = Bench(measure=measure, full=Size(), smoke=Size(rounds=1, turn=12.0))
