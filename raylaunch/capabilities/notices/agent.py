@@ -85,7 +85,7 @@ class PreemptionNotices(AgentPart):
             try:
                 taken_at, failures = await asyncio.to_thread(ask), 0
                 status = NoticeStatus(left=None if taken_at is None else taken_at - time.time())
-            except (OSError, ValueError, KeyError) as error:
+            except Exception as error:  # noqa: BLE001  # whatever a server answers, it is asked again
                 failures += 1
                 if failures == _PROBLEM_AFTER:
                     status = NoticeStatus(problem=f"{type(error).__name__}: {error}")

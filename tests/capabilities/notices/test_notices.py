@@ -157,6 +157,16 @@ def test_an_agent_tells_of_a_server_that_does_not_answer(agent_of):
     assert "HTTP Error 500" in told.problem
 
 
+def test_an_answer_that_cannot_be_read_is_no_answer(agent_of):
+    """The server is asked again, and the driver told."""
+
+    def garble(server):
+        server.answer = lambda *_: (200, "null")
+
+    (told,) = agent_of("aws", garble, bool)
+    assert told.problem == "TypeError: 'NoneType' object is not subscriptable"
+
+
 def test_nothing_is_asked_unless_wanted(server, agent_of):
     """No thread, no request."""
     assert agent_of("off", lambda server: setattr(server, "is_noticed", True), lambda _: True) == []
