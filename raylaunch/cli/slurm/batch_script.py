@@ -114,7 +114,13 @@ def _resources(job: Job) -> list[str]:
 
 def _directives(options: Sequence[str], flags: Sequence[str] = ()) -> str:
     """Return lines for sbatch. A person's own flags are last, since the last one counts."""
-    return "".join(f"#SBATCH {option}\n" for option in [*options, *([shlex.join(flags)] if flags else [])])
+    lines = [*([option] for option in options), *([flags] if flags else [])]
+    return "".join(f"#SBATCH {' '.join(map(_quoted, line))}\n" for line in lines)
+
+
+def _quoted(word: str) -> str:
+    """Return a word as sbatch reads it: other than a shell, it takes a backslash for an escape in any quotes."""
+    return word if shlex.quote(word) == word else '"' + word.replace("\\", r"\\").replace('"', r"\"") + '"'
 
 
 def _srun(role: str, words: Sequence[str]) -> str:

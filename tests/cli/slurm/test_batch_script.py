@@ -43,6 +43,14 @@ def test_the_documentation_shows_the_script(capsys):
     assert f"```bash\n{capsys.readouterr().out}```" in (ROOT / "docs/schedulers.md").read_text()
 
 
+def test_sbatch_reads_names_and_flags_as_they_are(capsys):
+    """It takes a space for the end of a word, and a backslash for an escape in any quotes."""
+    main.main(["slurm", "conf/job.yaml", "name=my job", "--", r'--comment=a \d "quote"'])
+    directives = capsys.readouterr().out.split("\n\n")[0].splitlines()[1:]
+    assert directives[0] == '#SBATCH "--job-name=my job"'
+    assert directives[-1] == r'#SBATCH "--comment=a \\d \"quote\""'
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
