@@ -47,18 +47,7 @@ def duration(seconds: float) -> str:
 
 def spans(numbers: Iterable[int]) -> str:
     """Return numbers as `0-3, 6`; a long list ends with `...`."""
-    runs: list[tuple[int, int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1] = (runs[-1][0], number)
-        else:
-            runs.append((number, number))
-    texts = [str(low) if low == high else f"{low}-{high}" for low, high in runs]
-    return ", ".join(_first_spans(texts))
-
-
-def _first_spans(texts: list[str]) -> list[str]:
-    return texts if len(texts) <= _MAX_SPANS else [*texts[:_MAX_SPANS], "..."]
+    return ", ".join(_folded(map(str, numbers)))
 
 
 def host_list(names: Iterable[str]) -> str:
@@ -82,14 +71,15 @@ def host_list(names: Iterable[str]) -> str:
 
 
 def _folded(numbers: Iterable[str]) -> list[str]:
-    """Return numbers as spans, whose two ends are written with the same leading zeros."""
+    """Return numbers as spans, whose two ends are written with the same leading zeros; a long list ends with `...`."""
     runs: list[tuple[str, str]] = []
     for number in sorted(numbers, key=lambda text: (int(text), text)):
         if runs and number == str(int(runs[-1][1]) + 1).zfill(len(runs[-1][1])):
             runs[-1] = (runs[-1][0], number)
         else:
             runs.append((number, number))
-    return _first_spans([low if low == high else f"{low}-{high}" for low, high in runs])
+    texts = [low if low == high else f"{low}-{high}" for low, high in runs]
+    return texts if len(texts) <= _MAX_SPANS else [*texts[:_MAX_SPANS], "..."]
 
 
 def printable(text: str, *, several_lines: bool = False) -> str:
