@@ -10,7 +10,7 @@ import pickle
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -50,7 +50,8 @@ def drive(run: DetachedRun, tell: Tell, succession: Succession | None = None) ->
     log = DriverLog(tell)
     if succession is not None:
         succession = replace(succession, on_command=partial(log.take_over, epoch=succession.epoch))
-    job = replace(run.job, detach=False, keep_warm=0.0, show="none", tee=0, progress=_progress(run.job))
+    progress = "off" if run.job.progress == "off" else "line"
+    job = replace(run.job, detach=False, keep_warm=0.0, show="none", tee=0, progress=progress)
 
     def observe(observer: RunObserver) -> RunObserver:
         last = succession.predecessor if succession is not None else None
@@ -62,10 +63,6 @@ def drive(run: DetachedRun, tell: Tell, succession: Succession | None = None) ->
 
     with contextlib.closing(log), contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
         return run_once.exit_code_of(run_it)
-
-
-def _progress(job: Job) -> str:
-    return "off" if job.progress == "off" else "line"
 
 
 class DriverLog(io.TextIOBase):
@@ -107,26 +104,19 @@ class DriverLog(io.TextIOBase):
 
     def go_to(self, run_dir: str) -> None:
         """Write to this folder from now on; `""`: nothing is kept."""
-        fd = -1
-        if run_dir:
-            with contextlib.suppress(OSError, ValueError):
-                fd = opened(Path(run_dir) / run_layout.DRIVER_LOG)
-        self._begin(fd)
+        self._begin(run_dir, opened)
 
     def take_over(self, run_dir: str, epoch: int) -> None:
         """Write to this folder from now on, into which an earlier driver has written. Waits for no file system."""
+        args = (run_dir, partial(take_log, epoch=epoch))
+        threading.Thread(target=self._begin, args=args, daemon=True, name="raylaunch-log").start()
 
-        def take() -> None:
-            fd = -1
-            if run_dir:
-                with contextlib.suppress(OSError, ValueError):
-                    fd = take_log(Path(run_dir) / run_layout.DRIVER_LOG, epoch)
-            self._begin(fd)
-
-        threading.Thread(target=take, daemon=True, name="raylaunch-log").start()
-
-    def _begin(self, fd: int) -> None:
-        """Write what there is so far to this file; -1: nothing is kept."""
+    def _begin(self, run_dir: str, open_log: Callable[[Path], int]) -> None:
+        """Write what there is so far to the file, if there is to be one and it can be opened."""
+        fd = -1
+        if run_dir:
+            with contextlib.suppress(OSError, ValueError):
+                fd = open_log(Path(run_dir) / run_layout.DRIVER_LOG)
         with self._lock:
             self._fd, self._early_size = fd, _MOST_EARLY
             self._put("".join(self._early))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from raylaunch.cluster.driver.observer import RunObserver
@@ -13,12 +13,10 @@ from raylaunch.core.job.job import Job
 from raylaunch.core.job.redaction import Redactor
 from raylaunch.core.machine.events_and_actions import Finish, Launch
 from raylaunch.core.machine.machine import Machine
-from raylaunch.core.monitoring.progress_report import ProgressSample
 from raylaunch.core.placement.environment import Assignment, assign
 from raylaunch.core.placement.plan import Plan
 from raylaunch.core.record.journal import JournalEntry
 from raylaunch.errors import ExitCode
-from raylaunch.node.logs.tail import LogOutput
 
 
 class EventLog:
@@ -35,30 +33,23 @@ class EventLog:
         self._assignments: tuple[Assignment, ...] = ()
         self._run_id = ""
         self._secrets = Redactor()
+        self.on_progress = observer.on_progress
+        self.on_output = observer.on_output
+        self.on_message = observer.on_message
 
     def on_plan(self, job: Job, plan: Plan, run_dir: str) -> None:
         """Keep the run id, which every event contains."""
-        self._secrets = Redactor.of(job, os.environ)
-        self._run_id = job.run_id or run_dir.rstrip("/").rpartition("/")[2]
+        self._begin(job, run_dir)
         self._observer.on_plan(job, plan, run_dir)
 
     def on_takeover(self, job: Job, run_dir: str) -> None:
         """Keep the run id, as `on_plan` does."""
-        self._secrets = Redactor.of(job, os.environ)
-        self._run_id = job.run_id or run_dir.rstrip("/").rpartition("/")[2]
+        self._begin(job, run_dir)
         self._observer.on_takeover(job, run_dir)
 
-    def on_progress(self, sample: ProgressSample) -> None:
-        """Pass it on to the observer of the run."""
-        self._observer.on_progress(sample)
-
-    def on_output(self, output: Iterable[LogOutput]) -> None:
-        """Pass it on to the observer of the run."""
-        self._observer.on_output(output)
-
-    def on_message(self, text: str) -> None:
-        """Pass it on to the observer of the run."""
-        self._observer.on_message(text)
+    def _begin(self, job: Job, run_dir: str) -> None:
+        self._secrets = Redactor.of(job, os.environ)
+        self._run_id = job.run_id or run_dir.rstrip("/").rpartition("/")[2]
 
     def on_entry(self, entry: JournalEntry, machine: Machine) -> None:
         """Write the events that torchrun's agents would write."""

@@ -116,7 +116,7 @@ class LiveLine:
         before = self.status
         low, high = machine.job.min_nodes, machine.job.max_nodes
         is_new = machine.phase is Phase.STARTING
-        self._note(
+        self.on_status(
             replace(
                 before,
                 phase=machine.phase,
@@ -135,7 +135,7 @@ class LiveLine:
         """Take over how far the attempt is."""
         goodput = self._states.goodput(sample.at, sample.progress)
         found = replace(self.status, seconds=sample.at, alive=sample.alive, behind=sample.behind, goodput=goodput)
-        self._note(found if sample.progress is None else replace(found, progress=sample.progress))
+        self.on_status(found if sample.progress is None else replace(found, progress=sample.progress))
 
     def ending(self) -> str:
         """Return what to say at the end of the run: its steps, their mean rate, and how it spent its time."""
@@ -147,10 +147,7 @@ class LiveLine:
         return "; ".join(", ".join(part) for part in (parts, times) if part)
 
     def on_status(self, status: LiveStatus) -> None:
-        """Take over the status of a run that this process does not drive."""
-        self._note(status)
-
-    def _note(self, status: LiveStatus) -> None:
+        """Replace what the line shows, as for a run that this process does not drive."""
         self._latest = status, self.clock()
 
     @property
