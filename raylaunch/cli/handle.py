@@ -134,7 +134,7 @@ class Handle(Generic[Value_co]):
     def status(self) -> RunSummary:
         """Return what `raylaunch status` shows of the run, as of now."""
         with self._lock:
-            shown = summary(self._now(), datetime.now(timezone.utc))
+            shown = summary(self._now())
         if shown.exit_code is not None:
             return shown
         error = self._future.exception() if self._future.done() else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
+import time
 
 from raylaunch.cluster.local.scheduler import moment_of
 from raylaunch.errors import ConfigError
@@ -27,34 +28,34 @@ def number(text: str, option: str) -> int:
     return int(text)
 
 
-def number_or_all(text: str, option: str) -> int | None:
-    """Return a whole number; None for `all`."""
+def number_or_all(text: str) -> int | None:
+    """Return the whole number that `--tail` has; None for `all`."""
     if text != "all" and not is_whole(text):
-        raise ConfigError(f"`{option}` must be a number or `all`, but is `{text}`", hint=f"write `{option} 100`")
+        raise ConfigError(f"`--tail` must be a number or `all`, but is `{text}`", hint="write `--tail 100`")
     return None if text == "all" else int(text)
 
 
-def seconds(text: str, option: str) -> float:
-    """Return a number of seconds, 0 or more."""
+def seconds(text: str) -> float:
+    """Return the seconds that `--grace` has, 0 or more."""
     with contextlib.suppress(ValueError):
         if math.isfinite(found := float(text)) and found >= 0 and text.isascii():
             return found
-    raise ConfigError(f"`{option}` must be a number of seconds, but is `{text}`", hint=f"write `{option} 600`")
+    raise ConfigError(f"`--grace` must be a number of seconds, but is `{text}`", hint="write `--grace 600`")
 
 
-def ranks(text: str, option: str) -> tuple[range, ...]:
-    """Return the ranks of a list such as `0,3-5`."""
+def ranks(text: str) -> tuple[range, ...]:
+    """Return the ranks that `--rank` has, such as `0,3-5`."""
     found = [_RANKS.fullmatch(part.strip()) for part in text.split(",")]
     if not all(found):
-        raise ConfigError(f"`{text}` is not a list of ranks", hint=f"write `{option} 0,3-5`")
+        raise ConfigError(f"`{text}` is not a list of ranks", hint="write `--rank 0,3-5`")
     return tuple(range(int(part[1]), int(part[2] or part[1]) + 1) for part in found if part)
 
 
-def time_since(text: str, option: str, now: float) -> float:
-    """Return a time of day in seconds since 1970: so long ago (`10m`), or as ISO 8601 has it, local without a zone."""
+def time_since(text: str) -> float:
+    """Return the time that `--since` has, in seconds since 1970: so long ago (`10m`), or ISO 8601, in local time."""
     if found := _AGE.fullmatch(text):
-        return now - float(found[1]) * _UNITS[found[2]]
+        return time.time() - float(found[1]) * _UNITS[found[2]]
     with contextlib.suppress(ValueError, OverflowError, OSError):
         return moment_of(text).timestamp()
-    hint = f"write `{option} 90s`, `10m`, `2h`, `1d`, or a time such as `2026-01-31T09:00:00Z`"
+    hint = "write `--since 90s`, `10m`, `2h`, `1d`, or a time such as `2026-01-31T09:00:00Z`"
     raise ConfigError(f"`{text}` is no time", hint=hint)

@@ -108,13 +108,9 @@ def _flags(kind: type[Any], section: str, taken: Collection[str]) -> Iterator[Fl
                 default=default_text(field),
                 help=meaning if meaning[1:2].isupper() else meaning[:1].lower() + meaning[1:],
                 setting=key,
-                convert=_items if str(field.type).startswith("list") else _as_written,
+                convert=_items if str(field.type).startswith("list") else _unchanged,
                 pet=False,
             )
-
-
-def _as_written(text: str) -> Value:
-    return text
 
 
 def _items(text: str) -> Value:

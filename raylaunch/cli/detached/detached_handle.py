@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Generator, Iterable
 from dataclasses import replace
-from datetime import datetime, timezone
 from typing import Any
 
 from raylaunch.cli.api import error_of
@@ -57,7 +56,7 @@ class DetachedHandle(Handle[RunResult]):
     def status(self) -> RunSummary:
         """Return what `raylaunch status` shows of the run, as of now."""
         with self._lock:
-            return summary(self._run, datetime.now(timezone.utc))
+            return summary(self._run)
 
     def result(self, timeout: float | None = None) -> RunResult:
         """Wait for the end of the run, and return its result, or raise as `Handle.result` does."""

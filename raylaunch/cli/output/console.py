@@ -81,7 +81,7 @@ class Console:
     """
 
     def __init__(self) -> None:
-        self._colour = is_coloured(os.environ, is_terminal=sys.stderr is not None and sys.stderr.isatty())
+        self._colour = is_coloured(os.environ)
         self._encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
         self._writer = AsyncWriter(sys.stdout, sys.stderr)
         self._phase = Phase.GATHERING
@@ -274,10 +274,10 @@ def _without_failure(machine: Machine) -> str:
     return f"rank {cause.rank} on {cause.node} failed" if is_failed and cause is not None else ""
 
 
-def is_coloured(environ: Mapping[str, str], *, is_terminal: bool) -> bool:
-    """Return whether to print colours: as NO_COLOR (no-color.org) or FORCE_COLOR say, else on a capable terminal."""
+def is_coloured(environ: Mapping[str, str]) -> bool:
+    """Return whether stderr gets colours: as NO_COLOR (no-color.org) or FORCE_COLOR say, else on a capable terminal."""
     if environ.get("NO_COLOR"):
         return False
     if environ.get("FORCE_COLOR"):
         return environ["FORCE_COLOR"] != "0"
-    return is_terminal and environ.get("TERM") != "dumb"
+    return sys.stderr is not None and sys.stderr.isatty() and environ.get("TERM") != "dumb"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from argparse import Namespace
 from collections.abc import Iterable
 
@@ -24,10 +23,10 @@ from raylaunch.errors import ExitCode
 
 def attach(run: RunReader, arguments: Namespace) -> int:
     """Show the run until it ends, and return its exit code; 130 on Ctrl-C, which only detaches. Raises ConfigError."""
-    since = arguments.since and flag_values.time_since(arguments.since, "--since", time.time())
+    since = arguments.since and flag_values.time_since(arguments.since)
     choice = LogChoice(
         streams=("stdout", "stderr"),
-        ranks=flag_values.ranks(arguments.rank, "--rank"),
+        ranks=flag_values.ranks(arguments.rank),
         lines=None if since else 0,
         pattern=None,
         shape=LineFormat(),
@@ -42,7 +41,7 @@ class AttachedView:
     def __init__(self, run: RunReader, choice: LogChoice) -> None:
         self._run = run
         self._writer = AsyncWriter(sys.stdout, sys.stderr)
-        self._live = LiveLine(is_coloured(os.environ, is_terminal=sys.stderr is not None and sys.stderr.isatty()))
+        self._live = LiveLine(is_coloured(os.environ))
         self._logs = LogFollower(run, choice, self._write, self._say)
         #: What was said of the run last.
         self._said = ""

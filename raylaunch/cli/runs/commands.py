@@ -52,7 +52,12 @@ def _code(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     if arguments.help:
         print(subcommands.full(arguments.command), end="")
         return ExitCode.OK
-    return _FUNCTIONS[arguments.command.name](arguments, environ)
+    name = arguments.command.name
+    if name in _OF_A_RUN:
+        return _OF_A_RUN[name](known_runs.find(arguments.run, environ), arguments)
+    if name in _CHANGES:
+        return _CHANGES[name](known_runs.find_to_change(arguments.run, environ), arguments)
+    return _OTHERS[name](arguments, environ)
 
 
 def _ps(arguments: Namespace, environ: Mapping[str, str]) -> int:
@@ -75,17 +80,16 @@ def _end_idle_agents() -> int:
 
 
 def _summaries(environ: Mapping[str, str], *, every: bool) -> list[RunSummary]:
-    now = _now()
     known = [run for run in known_runs.all_runs(environ) if every or run.entry.exit_code is None]
     with ThreadPoolExecutor(_MOST_ASKED) as pool:  # a driver may take seconds to answer, or not to
-        found = list(pool.map(lambda run: _summary(run, now), known))
+        found = list(pool.map(_summary, known))
     for run in known_runs.forget_lost(known):
         say(f"{run.entry.title} of {run.entry.user or 'somebody'} is lost: its driver is gone; it is listed no more")
     return [run for run in found if every or not run.is_over]
 
 
-def _summary(run: RunReader, now: datetime) -> RunSummary:
-    shown = summary(run, now)
+def _summary(run: RunReader) -> RunSummary:
+    shown = summary(run)
     run.close()
     return shown
 
@@ -93,7 +97,8 @@ def _summary(run: RunReader, now: datetime) -> RunSummary:
 def _ps_text(environ: Mapping[str, str], most: int, *, every: bool) -> str:
     runs = _summaries(environ, every=every)
     shown = runs[: most or None]
-    text = run_tables.table(shown, _now(), socket.gethostname(), procfs.user_name()) if shown else _nothing(every=every)
+    now, host, user = datetime.now(timezone.utc), socket.gethostname(), procfs.user_name()
+    text = run_tables.table(shown, now, host, user) if shown else _nothing(every=every)
     if len(shown) < len(runs):
         text += f"{len(runs) - len(shown)} more: `-n 0` lists all\n"
     return text
@@ -106,48 +111,20 @@ def _nothing(*, every: bool) -> str:
 def _status(arguments: Namespace, environ: Mapping[str, str]) -> int:
     run = known_runs.find(arguments.run, environ)
     if _is_json(arguments):
-        print(json.dumps(asdict(summary(run, _now())), indent=2))
+        print(json.dumps(asdict(summary(run)), indent=2))
         return ExitCode.OK
     return _shown(arguments, lambda: _status_text(run), run.wait)
 
 
 def _status_text(run: RunReader) -> tuple[str, bool]:
-    shown = summary(run, _now())
+    shown = summary(run)
     return run_tables.page(shown, run.status()), shown.is_over
-
-
-def _logs(arguments: Namespace, environ: Mapping[str, str]) -> int:
-    return follow_logs.show(known_runs.find(arguments.run, environ), arguments)
-
-
-def _attach(arguments: Namespace, environ: Mapping[str, str]) -> int:
-    return attach.attach(known_runs.find(arguments.run, environ), arguments)
 
 
 def _report(arguments: Namespace, environ: Mapping[str, str]) -> int:
     from raylaunch.cli.runs import show_report  # noqa: PLC0415, its template engine takes a while to import
 
     return show_report.show(known_runs.find(arguments.run, environ), arguments, environ)
-
-
-def _stop(arguments: Namespace, environ: Mapping[str, str]) -> int:
-    return run_requests.stop(known_runs.find_to_change(arguments.run, environ), arguments)
-
-
-def _restart(arguments: Namespace, environ: Mapping[str, str]) -> int:
-    return run_requests.restart(known_runs.find_to_change(arguments.run, environ), arguments)
-
-
-def _resize(arguments: Namespace, environ: Mapping[str, str]) -> int:
-    return run_requests.resize(known_runs.find_to_change(arguments.run, environ), arguments)
-
-
-def _drain(arguments: Namespace, environ: Mapping[str, str]) -> int:
-    return run_requests.drain(known_runs.find_to_change(arguments.run, environ), arguments)
-
-
-def _stacks(arguments: Namespace, environ: Mapping[str, str]) -> int:
-    return run_requests.stacks(known_runs.find(arguments.run, environ), arguments)
 
 
 def _doctor(arguments: Namespace, environ: Mapping[str, str]) -> int:
@@ -198,10 +175,6 @@ def _candidates(words: Sequence[str], environ: Mapping[str, str]) -> int:
 # What several of them do.
 
 
-def _now() -> datetime:
-    return datetime.now(timezone.utc)
-
-
 def _is_json(arguments: Namespace) -> bool:
     if arguments.json and arguments.watch:
         raise ConfigError("`--json` and `--watch` exclude each other", hint="remove one of them")
@@ -234,18 +207,22 @@ def _shown(
     return ExitCode.OK
 
 
-_FUNCTIONS: Mapping[str, Callable[[Namespace, Mapping[str, str]], int]] = {
+_OF_A_RUN: Mapping[str, Callable[[RunReader, Namespace], int]] = {
+    "logs": follow_logs.show,
+    "attach": attach.attach,
+    "stacks": run_requests.stacks,
+}
+_CHANGES: Mapping[str, Callable[[RunReader, Namespace], int]] = {
+    "stop": run_requests.stop,
+    "restart": run_requests.restart,
+    "resize": run_requests.resize,
+    "drain": run_requests.drain,
+}
+_OTHERS: Mapping[str, Callable[[Namespace, Mapping[str, str]], int]] = {
     "ps": _ps,
     "status": _status,
-    "logs": _logs,
-    "attach": _attach,
     "report": _report,
-    "stop": _stop,
     "doctor": _doctor,
     "slurm": _slurm,
     "completion": _completion,
-    "restart": _restart,
-    "resize": _resize,
-    "drain": _drain,
-    "stacks": _stacks,
 }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import sys
-import time
 from argparse import Namespace
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -95,7 +94,7 @@ def _copy(run: RunReader, choice: LogChoice, folder: Path, status: RunStatus) ->
 def _choice(arguments: Namespace) -> LogChoice:
     """Return what the flags choose. Raises ConfigError."""
     streams = [name for name in ("stdout", "stderr") if getattr(arguments, name)]
-    since = arguments.since and flag_values.time_since(arguments.since, "--since", time.time())
+    since = arguments.since and flag_values.time_since(arguments.since)
     tail = arguments.tail or ("all" if since else _TAIL)
     try:
         pattern = re.compile(os.fsencode(arguments.grep)) if arguments.grep else None
@@ -105,8 +104,8 @@ def _choice(arguments: Namespace) -> LogChoice:
         ) from None
     return LogChoice(
         streams=streams or ["stdout", "stderr"],
-        ranks=flag_values.ranks(arguments.rank, "--rank") if arguments.rank else None,
-        lines=flag_values.number_or_all(tail, "--tail"),
+        ranks=flag_values.ranks(arguments.rank) if arguments.rank else None,
+        lines=flag_values.number_or_all(tail),
         pattern=pattern,
         shape=LineFormat(is_prefixed=not arguments.no_prefix, has_times=arguments.timestamps, is_json=arguments.json),
         node=arguments.node or "",
@@ -209,13 +208,13 @@ class LogFollower:
         if shown.exit_code is None:
             return shown
         self._run.await_result(_RESULT_SECONDS)
-        found = summary(self._run, datetime.now(timezone.utc))
+        found = summary(self._run)
         # The journal of a driver that was killed may end before what it had told.
         return found if found.exit_code is not None else shown
 
     def step(self) -> RunSummary:
         """Print what is new, after a look at the status: what was written before the end of the run is shown."""
-        shown = summary(self._run, datetime.now(timezone.utc))
+        shown = summary(self._run)
         status = self._run.status()
         if status is not None and status.attempt and self._logs is None:
             self._attempt = self._first_attempt(status)

@@ -13,7 +13,6 @@ import sys
 import time
 from argparse import Namespace
 from dataclasses import asdict
-from datetime import datetime, timezone
 from typing import Any
 
 from raylaunch.cli.args import flag_values
@@ -56,13 +55,13 @@ class NotDoneError(RaylaunchError):
 
 def stop(run: RunReader, arguments: Namespace) -> int:
     """Stop a run and return 0 when it has ended. Raises ConfigError if its driver cannot be asked."""
-    shown = _summary(run)
+    shown = summary(run)
     if shown.is_over:
         say(f"{run.entry.title} has ended already: {_outcome(shown)}")
         if arguments.json:
             _print_json(run)
         return ExitCode.OK
-    seconds = flag_values.seconds(arguments.grace, "--grace")
+    seconds = flag_values.seconds(arguments.grace)
     known_runs.await_driver(run)
     if not run.is_asked:
         why = "the registry does not have it" if run.entry.driver is None else run.problem or "it does not listen"
@@ -88,34 +87,33 @@ def stop(run: RunReader, arguments: Namespace) -> int:
 
 def _print_json(run: RunReader) -> None:
     """Print what `status --json` prints."""
-    print(json.dumps(asdict(_summary(run)), indent=2))
+    print(json.dumps(asdict(summary(run)), indent=2))
 
 
 def _request(run: RunReader, seconds: float, *, at_once: bool) -> None:
     """Ask the driver to end the run, and wait until it has ended."""
-    live = run
     how = "they are killed" if at_once else "they get SIGTERM"
     request = StopRun(by=requester(), save_seconds=seconds, at_once=at_once)
-    accepted = _asked(live, request)
+    accepted = _asked(run, request)
     if accepted is not None and accepted.phase is Phase.SAVING:
         how = f"they save, within {seconds:g} s, and get SIGTERM then"
         if not accepted.can_save:
             how = f"they get SIGTERM; {_CANNOT_SAVE}"
     where = f" (process {run.entry.driver.pid} on {run.entry.driver.host})" if run.entry.driver is not None else ""
     say(f"the workers of {run.entry.title} are to end: {how}{where}")
-    asked = live.takeovers
-    while not live.result() and (live.is_asked or run.entry.is_detached) and not live.is_gone:
-        live.wait(_WAIT_SECONDS)
-        if asked != live.takeovers and (status := live.status()) is not None and status.phase in GOING_ON:
-            asked = live.takeovers
-            _asked(live, request)  # the driver died before anybody had kept the request
-    say(f"{run.entry.title}: {_outcome(_summary(run))}")
+    takeovers = run.takeovers
+    while not run.result() and (run.is_asked or run.entry.is_detached) and not run.is_gone:
+        run.wait(_WAIT_SECONDS)
+        if takeovers != run.takeovers and (status := run.status()) is not None and status.phase in GOING_ON:
+            takeovers = run.takeovers
+            _asked(run, request)  # the driver died before anybody had kept the request
+    say(f"{run.entry.title}: {_outcome(summary(run))}")
 
 
-def _asked(live: RunReader, request: StopRun) -> Accepted | None:
+def _asked(run: RunReader, request: StopRun) -> Accepted | None:
     """Ask the driver to end the run. Return its answer; None if it has just ended, too."""
     with contextlib.suppress(ControlError, RefusedError):
-        accepted: Accepted = live.client.ask(request)
+        accepted: Accepted = run.client.ask(request)
         return accepted
     return None
 
@@ -125,13 +123,13 @@ def _asks(arguments: Namespace) -> bool:
     return not arguments.yes and sys.stdin is not None and sys.stdin.isatty()
 
 
-def _cost(live: RunReader, seconds: float = math.inf, *, at_once: bool = False) -> str:
+def _cost(run: RunReader, seconds: float = math.inf, *, at_once: bool = False) -> str:
     """Return what a change costs workers that cannot save, for a person; `""`: nothing, or the driver cannot tell.
 
     `seconds`: how long they may save. `at_once`: they are killed, and could not save either way.
     """
     with contextlib.suppress(ControlError, RefusedError):
-        found: RunState = live.ask(GetState(before_change=True))
+        found: RunState = run.ask(GetState(before_change=True))
         if found.status.phase is Phase.RUNNING and (at_once or not found.can_save):
             return f"{'the workers are killed at once' if at_once else _CANNOT_SAVE}: {_lost(found.status)}"
         save = found.status.progress.slowest_save if found.status.progress is not None else None
@@ -155,9 +153,9 @@ def _lost(status: RunStatus) -> str:
     return f"{where}, and step {max(saved)} is saved: {count(gone, 'step')} {'is' if gone == 1 else 'are'} lost"
 
 
-def _question(shown: RunSummary, live: RunReader, seconds: float, *, at_once: bool) -> str:
-    cost = _cost(live, seconds, at_once=at_once)
-    live.close()  # the person may take long to answer
+def _question(shown: RunSummary, run: RunReader, seconds: float, *, at_once: bool) -> str:
+    cost = _cost(run, seconds, at_once=at_once)
+    run.close()  # the person may take long to answer
     size = f" ({count(shown.workers, 'worker')} on {count(shown.nodes, 'node')})" if shown.workers else ""
     whose = f" of {shown.user}" if shown.user not in ("", user_name()) else ""
     where = f", {shown.folder}" if shown.folder else ""
@@ -175,10 +173,6 @@ def _is_confirmed(question: str) -> bool:
     return answer.strip().lower() in ("y", "yes")
 
 
-def _summary(run: RunReader) -> RunSummary:
-    return summary(run, datetime.now(timezone.utc))
-
-
 def _outcome(shown: RunSummary) -> str:
     if shown.state == LOST:
         return f"lost; {shown.why}"
@@ -190,8 +184,8 @@ def _outcome(shown: RunSummary) -> str:
 
 def restart(run: RunReader, arguments: Namespace) -> int:
     """Begin another attempt, and return 0 when its workers run. Raises NotDoneError, ConfigError and ClusterError."""
-    seconds = 0.0 if arguments.now else flag_values.seconds(arguments.grace, "--grace")
-    return _Change(run).make(RestartRun(by=requester(), save_seconds=seconds), arguments)
+    seconds = 0.0 if arguments.now else flag_values.seconds(arguments.grace)
+    return _change(run, RestartRun(by=requester(), save_seconds=seconds), arguments)
 
 
 def resize(run: RunReader, arguments: Namespace) -> int:
@@ -203,7 +197,7 @@ def resize(run: RunReader, arguments: Namespace) -> int:
         low, high = node_range(arguments.operand)
     except ValueError as error:
         raise ConfigError(str(error), hint="write `raylaunch resize 2:6`, or `raylaunch resize 4`") from None
-    return _Change(run).make(ResizeRun(by=requester(), min_nodes=low, max_nodes=high), arguments)
+    return _change(run, ResizeRun(by=requester(), min_nodes=low, max_nodes=high), arguments)
 
 
 def drain(run: RunReader, arguments: Namespace) -> int:
@@ -211,16 +205,17 @@ def drain(run: RunReader, arguments: Namespace) -> int:
 
     Raises NotDoneError, ConfigError and ClusterError.
     """
-    return _Change(run).make(DrainNode(by=requester(), node=arguments.operand), arguments)
+    return _change(run, DrainNode(by=requester(), node=arguments.operand), arguments)
 
 
 def stacks(run: RunReader, arguments: Namespace) -> int:
     """Print what all workers are doing now. Raises NotDoneError, ConfigError and ClusterError."""
-    named = flag_values.ranks(arguments.rank, "--rank") if arguments.rank else ()
+    named = flag_values.ranks(arguments.rank) if arguments.rank else ()
     if sum(map(len, named)) > _MOST_RANKS:
         raise ConfigError(f"`--rank` names more than {_MOST_RANKS} ranks", hint="without it, ranks are shown in groups")
     ranks = tuple(rank for each in named for rank in each)
-    found: StacksCollected = _Change(run).ask(GetStacks(ranks=ranks))
+    _await_driver(run)
+    found: StacksCollected = _ask(run, GetStacks(ranks=ranks))
     missing = sorted(set(ranks) - {stack.rank for stack in found.stacks})
     if arguments.json:
         groups = [
@@ -237,96 +232,98 @@ def stacks(run: RunReader, arguments: Namespace) -> int:
     return ExitCode.OK
 
 
-class _Change:
-    """Asks the driver of a run for something, and waits until the run does it."""
+def _await_driver(run: RunReader) -> None:
+    """Look for the driver of a run that goes on. Raises NotDoneError if the run has ended."""
+    known_runs.await_driver(run)
+    if (shown := summary(run)).is_over:
+        raise NotDoneError(f"{run.entry.title} has ended: {_outcome(shown)}")
 
-    def __init__(self, run: RunReader) -> None:
-        """Raises NotDoneError and ClusterError."""
-        self._run = run
-        known_runs.await_driver(run)
-        if (shown := _summary(run)).is_over:
-            raise NotDoneError(f"{run.entry.title} has ended: {_outcome(shown)}")
-        self._live = run
 
-    def ask(self, request: ControlRequest) -> Any:
-        """Return the answer. Raises NotDoneError and ClusterError."""
-        try:
-            return self._live.ask(request)
-        except RefusedError as error:
-            raise NotDoneError(f"{self._run.entry.title}: {error}", hint=error.hint) from None
-        except ControlError as error:
-            raise ClusterError(f"the driver of {self._run.entry.title} cannot be asked: {error}") from None
+def _ask(run: RunReader, request: ControlRequest) -> Any:
+    """Return what the driver answers. Raises NotDoneError and ClusterError."""
+    try:
+        return run.ask(request)
+    except RefusedError as error:
+        raise NotDoneError(f"{run.entry.title}: {error}", hint=error.hint) from None
+    except ControlError as error:
+        raise ClusterError(f"the driver of {run.entry.title} cannot be asked: {error}") from None
 
-    def make(self, request: RestartRun | ResizeRun | DrainNode, arguments: Namespace) -> int:
-        """Change the run, and return 0 when that is done. Ctrl-C ends only the waiting."""
-        is_asked = _asks(arguments) and not getattr(arguments, "now", False)
-        if is_asked and (cost := self._cost(request)) and not _is_confirmed(f"{cost}; go on?"):
-            say("nothing was changed")
-            return ExitCode.INTERRUPTED
-        accepted: Accepted = self.ask(request)
-        if not _goes_on(request, accepted):
-            say(f"{self._run.entry.title}: {_what_follows(accepted)}")
-        asked = self._live.takeovers
-        try:
-            while not (done := self._done(request, accepted)):
-                asked = self._ask_again(request, accepted, asked)
-                time.sleep(_LOOK_SECONDS)
-            say(f"{self._run.entry.title}: {done}")
-            if arguments.json:
-                _print_json(self._run)
-        except KeyboardInterrupt:
-            title, name = self._run.entry.title, self._run.entry.id
-            say(f"{title} goes on with what was requested; `raylaunch status {name}` shows it")
-            return ExitCode.INTERRUPTED
-        finally:
-            self._live.close()
-        return ExitCode.OK
 
-    def _cost(self, request: RestartRun | ResizeRun | DrainNode) -> str:
-        """Return what the change costs, for a person; `""`: nothing, or the driver is going to refuse it.
+def _change(run: RunReader, request: RestartRun | ResizeRun | DrainNode, arguments: Namespace) -> int:
+    """Change a run, and return 0 when that is done. Ctrl-C ends only the waiting."""
+    _await_driver(run)
+    is_asked = _asks(arguments) and not getattr(arguments, "now", False)
+    if is_asked and (cost := _cost_of(run, request)) and not _is_confirmed(f"{cost}; go on?"):
+        say("nothing was changed")
+        return ExitCode.INTERRUPTED
+    accepted: Accepted = _ask(run, request)
+    if not _goes_on(request, accepted):
+        say(f"{run.entry.title}: {_what_follows(accepted)}")
+    takeovers = run.takeovers
+    try:
+        while not (done := _done(run, request, accepted)):
+            takeovers = _ask_again(run, request, accepted, takeovers)
+            time.sleep(_LOOK_SECONDS)
+        say(f"{run.entry.title}: {done}")
+        if arguments.json:
+            _print_json(run)
+    except KeyboardInterrupt:
+        say(f"{run.entry.title} goes on with what was requested; `raylaunch status {run.entry.id}` shows it")
+        return ExitCode.INTERRUPTED
+    finally:
+        run.close()
+    return ExitCode.OK
 
-        More nodes change nothing until they are there.
-        """
-        if isinstance(request, RestartRun):
-            return _cost(self._live, request.save_seconds)
-        self._live.refresh()
-        status = self._live.status()
-        if status is None:
-            return ""
-        if isinstance(request, ResizeRun):
-            costs = request.max_nodes < len(status.roster)
-        else:
-            costs = self._run.entry.cluster != "" and _has(status, request.node)
-        return _cost(self._live) if costs else ""
 
-    def _ask_again(self, request: ControlRequest, accepted: Accepted, asked: int) -> int:
-        """Ask the next driver if the last one died before anybody had kept the request. `asked`: of which takeover."""
-        status = self._live.status()
-        if asked == self._live.takeovers or status is None or not self._live.is_asked:
-            return asked
-        if status.attempt == accepted.attempt and status.phase in GOING_ON:
-            with contextlib.suppress(NotDoneError, ClusterError):  # it knows of it, or has died too
-                self.ask(request)
-        return self._live.takeovers
+def _cost_of(run: RunReader, request: RestartRun | ResizeRun | DrainNode) -> str:
+    """Return what a change costs, for a person; `""`: nothing, or the driver is going to refuse it.
 
-    def _done(self, request: RestartRun | ResizeRun | DrainNode, accepted: Accepted) -> str:
-        """Return what was done, for a person; "" as long as it is not. Raises NotDoneError if the run ends before."""
-        self._live.refresh()
-        status = self._live.status()
-        if status is not None and not self._live.is_asked and self._run.entry.is_detached and not self._live.is_gone:
-            return ""  # another driver takes over
-        if status is None or status.phase is Phase.DONE or not self._live.is_asked:
-            shown = _summary(self._run)
-            raise NotDoneError(f"{self._run.entry.title} has ended before that was done: {_outcome(shown)}")
-        if isinstance(request, DrainNode):
-            return "" if _has(status, request.node) else f"no worker runs on {request.node} any more"
-        has_started = accepted.phase is Phase.STARTING and status.phase is Phase.RUNNING
-        if isinstance(request, ResizeRun) and (has_started or _goes_on(request, accepted)):
-            more = "; further nodes are taken in as they come" if len(status.roster) < request.max_nodes else ""
-            return f"{_what_runs(status)}{more}"
-        if status.phase is Phase.RUNNING and status.attempt > accepted.attempt:
-            return _what_runs(status)
+    More nodes change nothing until they are there.
+    """
+    if isinstance(request, RestartRun):
+        return _cost(run, request.save_seconds)
+    run.refresh()
+    status = run.status()
+    if status is None:
         return ""
+    if isinstance(request, ResizeRun):
+        costs = request.max_nodes < len(status.roster)
+    else:
+        costs = run.entry.cluster != "" and _has(status, request.node)
+    return _cost(run) if costs else ""
+
+
+def _ask_again(run: RunReader, request: ControlRequest, accepted: Accepted, takeovers: int) -> int:
+    """Ask the next driver if the last one died before anybody had kept the request.
+
+    `takeovers`: how many there were when a driver was asked last. Returns how many there are now.
+    """
+    status = run.status()
+    if takeovers == run.takeovers or status is None or not run.is_asked:
+        return takeovers
+    if status.attempt == accepted.attempt and status.phase in GOING_ON:
+        with contextlib.suppress(NotDoneError, ClusterError):  # it knows of it, or has died too
+            _ask(run, request)
+    return run.takeovers
+
+
+def _done(run: RunReader, request: RestartRun | ResizeRun | DrainNode, accepted: Accepted) -> str:
+    """Return what was done, for a person; "" as long as it is not. Raises NotDoneError if the run ends before."""
+    run.refresh()
+    status = run.status()
+    if status is not None and not run.is_asked and run.entry.is_detached and not run.is_gone:
+        return ""  # another driver takes over
+    if status is None or status.phase is Phase.DONE or not run.is_asked:
+        raise NotDoneError(f"{run.entry.title} has ended before that was done: {_outcome(summary(run))}")
+    if isinstance(request, DrainNode):
+        return "" if _has(status, request.node) else f"no worker runs on {request.node} any more"
+    has_started = accepted.phase is Phase.STARTING and status.phase is Phase.RUNNING
+    if isinstance(request, ResizeRun) and (has_started or _goes_on(request, accepted)):
+        more = "; further nodes are taken in as they come" if len(status.roster) < request.max_nodes else ""
+        return f"{_what_runs(status)}{more}"
+    if status.phase is Phase.RUNNING and status.attempt > accepted.attempt:
+        return _what_runs(status)
+    return ""
 
 
 def _has(status: RunStatus, node: str) -> bool:

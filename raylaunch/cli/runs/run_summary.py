@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timezone
 
 from raylaunch.cli.runs.run_reader import RunReader
 from raylaunch.core.history.run_status import NodeSummary, RunStatus, StatusBuilder
@@ -81,8 +81,8 @@ class RunSummary:
         return self.exit_code is not None or self.state == LOST
 
 
-def summary(run: RunReader, now: datetime) -> RunSummary:
-    """Read what is new of a run, and return its summary. `now`: the time of day."""
+def summary(run: RunReader, now: datetime | None = None) -> RunSummary:
+    """Read what is new of a run, and return its summary as of now. `now`: another time of day."""
     alive = run.entry.is_alive  # first: its last words come before its end
     run.refresh()
     found = run.status()
@@ -95,7 +95,7 @@ def summary(run: RunReader, now: datetime) -> RunSummary:
     slowest = progress if status.behind else None
     began = run.entry.began or status.result.began
     last, trained = status.result.seconds, status.result.training_seconds
-    seconds = max(last, seconds_since(began, now)) if is_current else last
+    seconds = max(last, seconds_since(began, now or datetime.now(timezone.utc))) if is_current else last
     if is_current and state in (Phase.RUNNING, Phase.SAVING):
         trained += seconds - last
     return RunSummary(

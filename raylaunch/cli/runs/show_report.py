@@ -6,7 +6,6 @@ import json
 import webbrowser
 from argparse import Namespace
 from collections.abc import Mapping
-from datetime import datetime, timezone
 from pathlib import Path
 
 from raylaunch.cli.html_report import page, run_report
@@ -40,7 +39,7 @@ def show(run: RunReader, arguments: Namespace, environ: Mapping[str, str]) -> in
 
 
 def _facts(run: RunReader, environ: Mapping[str, str]) -> ReportFacts:
-    shown = summary(run, datetime.now(timezone.utc))
+    shown = summary(run)
     run.close()
     if not run.entry.folder:
         raise ConfigError(

@@ -11,6 +11,7 @@ import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -275,9 +276,10 @@ def test_streams_of_all_kinds(monkeypatch):
         ({"TERM": "dumb"}, True, False),
     ],
 )
-def test_when_there_is_colour(environ, terminal, coloured):
-    """The usual variables decide, else whether it is a terminal."""
-    assert console.is_coloured(environ, is_terminal=terminal) is coloured
+def test_when_there_is_colour(monkeypatch, environ, terminal, coloured):
+    """The usual variables decide, else whether stderr is a terminal."""
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(isatty=lambda: terminal))
+    assert console.is_coloured(environ) is coloured
 
 
 def test_a_line_of_raylaunch(capsys, monkeypatch):
