@@ -18,7 +18,7 @@ from raylaunch.cli.output.report import report
 from raylaunch.cluster.control.run_control import RunControl
 from raylaunch.cluster.run import CAPABILITIES, RunOutcome, run_job
 from raylaunch.core.job.job import ENTRYPOINT_KINDS, Job
-from raylaunch.core.job.redaction import shown
+from raylaunch.core.job.redaction import Redactor
 from raylaunch.core.record.result import JobFailedError, RunResult
 from raylaunch.core.text import spans
 from raylaunch.errors import JOB_FAILURES, ClusterError, ConfigError, ExitCode, InterruptedByUserError, RunStoppedError
@@ -114,7 +114,7 @@ class CheckedLaunch:
             write_at_the_end(self.job, result, os.environ, console.say, run_once.version())
 
         try:
-            text = job_file.dump(shown(self.job, os.environ))
+            text = job_file.dump(Redactor.of(self.job, os.environ).shown(self.job))
             return run_job(
                 self.job,
                 text,

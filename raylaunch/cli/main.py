@@ -19,6 +19,7 @@ from raylaunch.errors import ConfigError, ExitCode
 
 if TYPE_CHECKING:
     from raylaunch.core.job.job import Job
+    from raylaunch.core.job.redaction import Redactor
 
 # Imports are made where they are used, so that `--help` and error messages do not wait for Ray.
 
@@ -64,19 +65,20 @@ def _run_command(line: CommandLine) -> int:
     if line.mode is Mode.NOTHING:
         return _nothing_to_run(line)
     from raylaunch.cli.config import job_file, load  # noqa: PLC0415
-    from raylaunch.core.job.redaction import shown  # noqa: PLC0415
+    from raylaunch.core.job.redaction import Redactor  # noqa: PLC0415
     from raylaunch.core.job.validation import warnings  # noqa: PLC0415
 
     job = load.load(line, os.environ, run_once.say)
-    _hide_secrets_of_the_command_line(job)
+    redactor = Redactor.of(job, os.environ)
+    _hide_secrets_of_the_command_line(redactor)
     notes = (load.ineffective_flags(line), load.settings_for_script(line))
     for text in (*notes, *warnings(job)):
         if text:
             run_once.say(text)
     if line.typed("plan"):
-        return _plan(job)
+        return _plan(job, redactor)
     is_check = line.mode is Mode.CHECK
-    text = job_file.dump(shown(job, os.environ))
+    text = job_file.dump(redactor.shown(job))
     if job.detach and not is_check:
         from raylaunch.cli.detached import detach  # noqa: PLC0415
 
@@ -104,13 +106,11 @@ def _version(line: CommandLine) -> int:
     return ExitCode.OK
 
 
-def _hide_secrets_of_the_command_line(job: Job) -> None:
+def _hide_secrets_of_the_command_line(redactor: Redactor) -> None:
     """Hide them from `ps`, and from Ray's dashboard, which shows the command lines of all drivers."""
-    from raylaunch.core.job.redaction import Redactor  # noqa: PLC0415
     from raylaunch.node.linux import command_line  # noqa: PLC0415
 
-    hide = Redactor.of(job, os.environ).hide
-    command_line.overwrite(lambda words: [hide(str(word)) for word in secrets.shown_arguments(words)])
+    command_line.overwrite(lambda words: [redactor.hide(str(word)) for word in secrets.shown_arguments(words)])
 
 
 def _nothing_to_run(line: CommandLine) -> int:
@@ -125,13 +125,12 @@ def _nothing_to_run(line: CommandLine) -> int:
     return ExitCode.USAGE
 
 
-def _plan(job: Job) -> int:
+def _plan(job: Job, redactor: Redactor) -> int:
     from raylaunch.cli.output.report import plan_table  # noqa: PLC0415
     from raylaunch.cluster.run import plan_job  # noqa: PLC0415
-    from raylaunch.core.job.redaction import Redactor  # noqa: PLC0415
 
     plan = plan_job(job)
-    print(plan_table(plan, Redactor.of(job, os.environ).headline(job)), end="")
+    print(plan_table(plan, redactor.headline(job)), end="")
     return ExitCode.OK if plan.possible else ExitCode.UNAVAILABLE
 
 

@@ -21,7 +21,7 @@ from raylaunch.cluster.control.control_client import ControlError
 from raylaunch.cluster.control.control_messages import RefusedError, StopRun
 from raylaunch.cluster.run import RunOutcome
 from raylaunch.core.job.job import Job
-from raylaunch.core.job.redaction import shown
+from raylaunch.core.job.redaction import Redactor
 from raylaunch.core.record.result import RunResult
 from raylaunch.errors import ClusterError, InterruptedByUserError, RaylaunchError, RunStoppedError
 
@@ -30,7 +30,7 @@ _POLL_SECONDS = 0.5
 
 def started(job: Job) -> DetachedHandle:
     """Start a run in the background, and return when its workers have started."""
-    found = detach.start(job, job_file.dump(shown(job, os.environ)))
+    found = detach.start(job, job_file.dump(Redactor.of(job, os.environ).shown(job)))
     if not found.run_id:
         msg = "the run ended before it began; why is on stderr"
         raise RaylaunchError(msg)

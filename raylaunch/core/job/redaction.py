@@ -148,11 +148,6 @@ def redacted_errors(secrets: Redactor) -> Iterator[None]:
         raise
 
 
-def shown(job: Job, environ: Mapping[str, str]) -> Job:
-    """Return a redacted copy of the job."""
-    return Redactor.of(job, environ).shown(job)
-
-
 def _no_name(_: str) -> bool:
     return False
 

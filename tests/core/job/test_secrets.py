@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from raylaunch.core.job import secrets
 from raylaunch.core.job.job import Entrypoint, Job, NodeRule
-from raylaunch.core.job.redaction import Redactor, redacted_errors, shown
+from raylaunch.core.job.redaction import Redactor, redacted_errors
 from raylaunch.core.job.secrets import HIDDEN
 from raylaunch.errors import ClusterError
 from tests.core.adversarial import steep
@@ -22,6 +22,10 @@ VALUE = "hf_abcdefgh"
 
 def job(*args: object, env: dict[str, str] | None = None, **entry: object) -> Job:
     return Job(entrypoint=Entrypoint(script="train.py", args=list(args), **entry), env=env or {})
+
+
+def shown(a_job: Job, environ: dict[str, str]) -> Job:
+    return Redactor.of(a_job, environ).shown(a_job)
 
 
 @pytest.mark.parametrize(
