@@ -312,7 +312,7 @@ class _JobReader:
         if args is not None:
             job = replace(job, entrypoint=replace(job.entrypoint, args=args))
         if len(self.findings) <= MAX_FINDINGS:
-            self.findings += self._problems(job)
+            self.findings += [*self._problems(job)]
         return job
 
     def _accepts(self, step: Callable[[Any, _Input, Any], None], config: Any, given: _Input) -> bool:
@@ -343,11 +343,10 @@ class _JobReader:
 
     def _problems(self, job: Job) -> Iterator[Finding]:
         """Yield what is wrong with values of the right types, except what follows from an earlier finding."""
-        known = [path for finding in self.findings for path in finding.paths]
         for problem in problems(job):
             paths = [schema.path_of(key) for key in (problem.key, problem.also) if key]
-            if any(all(map(eq, one, other)) for one in paths for other in known):
-                continue  # one path is the other, or a section that contains it
+            if self.has_mistakes_in(*paths):
+                continue
             message, hint = problem.message, problem.hint
             if problem.key == "entrypoint":
                 message, hint = message if self.given else "nothing to run: the file is empty", _EXAMPLE

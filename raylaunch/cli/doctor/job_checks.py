@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from raylaunch.cli.doctor.diagnosis import Diagnosis, Surroundings, error, ok, warning
-from raylaunch.cli.doctor.node_report import NodeReport
 from raylaunch.core.text import count, host_list
 
 
@@ -37,22 +36,24 @@ def room(facts: Surroundings) -> Iterator[Diagnosis]:
 def folder(facts: Surroundings) -> Iterator[Diagnosis]:
     """Whether the nodes have the folder in which workers run, and the program."""
     entry = facts.job.entrypoint if facts.job is not None else None
-    if entry is None or not facts.seen.answers:
+    answers = facts.seen.answers
+    if entry is None or not answers:
         return
-    lacking = [address for address, report in facts.seen.answers.items() if not report.has_folder]
+    lacking = [address for address, report in answers.items() if not report.has_folder]
     if lacking:
         fix = "let all nodes share it, or have Ray copy it: `ray.working_dir: .`"
         yield error("folder", f"this folder is not on {host_list(lacking)}", fix)
     if entry.kind in ("", "function"):
         return
-    without = [a for a, report in facts.seen.answers.items() if report.has_folder and not report.program]
+    without = [address for address, report in answers.items() if report.has_folder and not report.program]
     if without:
         fix = "install it there, or let Ray copy it with `ray.working_dir`; see also `env` for PATH and PYTHONPATH"
         yield error(entry.kind, f"`{entry.target}` is not found on {host_list(without)}", fix)
-    digests = {report.program for report in facts.seen.answers.values() if report.program}
+    digests = {report.program for report in answers.values() if report.program}
     if entry.kind == "script" and len(digests) > 1:
-        differs = _unlike(facts, lambda report: report.program)
-        yield error("script", f"`{entry.target}` has other contents on {differs}", "copy the same file to all nodes")
+        mine = (answers.get(facts.seen.here) or next(iter(answers.values()))).program
+        differ = host_list(address for address, report in answers.items() if report.program not in ("", mine))
+        yield error("script", f"`{entry.target}` has other contents on {differ}", "copy the same file to all nodes")
     elif not lacking and not without:
         yield ok(entry.kind, f"`{entry.target}` is on all nodes")
 
@@ -75,13 +76,3 @@ def run_folder(facts: Surroundings) -> Iterator[Diagnosis]:
 
 
 CHECKS: tuple[Callable[[Surroundings], Iterator[Diagnosis]], ...] = (job_file, room, folder, run_folder)
-
-
-def _unlike(facts: Surroundings, key: Callable[[NodeReport], str]) -> str:
-    """Return the addresses of nodes whose value differs from the value of this machine."""
-    mine = (
-        key(facts.seen.answers[facts.seen.here])
-        if facts.seen.here in facts.seen.answers
-        else key(next(iter(facts.seen.answers.values())))
-    )
-    return host_list(address for address, report in facts.seen.answers.items() if key(report) not in ("", mine))

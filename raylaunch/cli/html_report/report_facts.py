@@ -8,13 +8,14 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
 from raylaunch.cli.html_report.outcome_text import ReportOutcome, RunEnd, outcome
-from raylaunch.core.failures.failure import Failure, alike, consequences
+from raylaunch.core.failures.failure import alike, consequences
 from raylaunch.core.history.attempt_times import AttemptTimes, mean_rate
 from raylaunch.core.history.run_history import RestartCost, RestartPart, RunHistory
 from raylaunch.core.history.run_status import RunStatus
 from raylaunch.core.history.step_rates import StepRate
 from raylaunch.core.history.time_per_state import TimeState
 from raylaunch.core.job.job import Job
+from raylaunch.core.machine.events_and_actions import WorkersHung
 from raylaunch.core.record.journal import JournalHeader
 from raylaunch.core.record.result import RunResult
 from raylaunch.errors import JOB_FAILURES
@@ -204,7 +205,7 @@ def as_json(found: ReportFacts) -> dict[str, Any]:
         "node_count": len(history.nodes),
         "nodes": [asdict(node) for node in sorted(history.nodes, key=lambda each: not each.is_eventful)[:MOST_NODES]],
         "root_cause": failure_facts(found),
-        "hangs": [_hang(hang.at, hang.attempt, hang.failures, hang.groups) for hang in history.hangs],
+        "hangs": [_hang(hang) for hang in history.hangs],
         "takeover_count": found.result.takeovers,
         "takeovers": [asdict(each) | {"seconds": each.seconds} for each in history.takeovers],
         "gpus": [asdict(use) for use in found.status.gpus[:MOST_NODES]],
@@ -221,10 +222,10 @@ def _attempt(attempt: AttemptTimes) -> dict[str, Any]:
     return asdict(attempt) | {"roster": list(attempt.roster[:MOST_NODES]), "nodes": len(attempt.roster)}
 
 
-def _hang(at: float, attempt: int, failures: Sequence[Failure], groups: Sequence[Any]) -> dict[str, Any]:
+def _hang(hang: WorkersHung) -> dict[str, Any]:
     return {
-        "at": at,
-        "attempt": attempt,
-        "ranks": [failure.rank for failure in failures],
-        "groups": [asdict(group) | {"text": str(group)} for group in groups],
+        "at": hang.at,
+        "attempt": hang.attempt,
+        "ranks": [failure.rank for failure in hang.failures],
+        "groups": [asdict(group) | {"text": str(group)} for group in hang.groups],
     }
