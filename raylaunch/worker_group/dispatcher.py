@@ -24,6 +24,7 @@ from raylaunch.cluster.control.control_messages import (
     RefusedError,
     ResizeRun,
     RestartRun,
+    RunChange,
     RunState,
     StopRun,
 )
@@ -337,9 +338,12 @@ class _DrivenRun:
 
     def restart(self) -> None:
         """Begin another attempt. Raises RefusedError."""
+        self._change(RestartRun(by=_NAME))
+
+    def _change(self, request: RunChange) -> None:
         if self.control is None:
             raise RefusedError("the group has not begun")
-        self.control.change(RestartRun(by=_NAME)).result(_ANSWER_SECONDS)
+        self.control.change(request).result(_ANSWER_SECONDS)
 
     def why_no_room(self, nodes: int) -> str:
         """Return why the cluster could never hold this number of nodes; "": it could, as far as is known."""
@@ -347,9 +351,7 @@ class _DrivenRun:
 
     def resize(self, low: int, high: int) -> None:
         """Have another number of nodes from now on. Raises RefusedError."""
-        if self.control is None:
-            raise RefusedError("the group has not begun")
-        self.control.change(ResizeRun(by=_NAME, min_nodes=low, max_nodes=high)).result(_ANSWER_SECONDS)
+        self._change(ResizeRun(by=_NAME, min_nodes=low, max_nodes=high))
         self.bounds = low, high
 
     def why_restarted(self, since: int, attempt: int) -> tuple[tuple[int, ...], str]:

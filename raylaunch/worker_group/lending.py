@@ -26,8 +26,6 @@ Sent = list[Buffer] | ObjectRef
 class Delivery:
     """Arguments on their way to a rank. It is told by the inbox whenever one of its objects is there."""
 
-    number: int
-    """Of the call; of the begin of an attempt, see `Deliveries.send`."""
     line: RankLine
     node: str
     """Of the rank, in Ray."""
@@ -69,7 +67,7 @@ class Deliveries:
         `number`: `release` is called with it.
         """
         refs = {value: self._lend(number, node, value) for value in values if not isinstance(value, list)}
-        delivery = Delivery(number=number, line=line, node=node, message=message, values=values, lent=refs)
+        delivery = Delivery(line=line, node=node, message=message, values=values, lent=refs)
         if not refs:
             self.go_on(delivery)
         for future in [*refs.values()]:
