@@ -9,6 +9,8 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
+from msgspec import msgpack
+
 from raylaunch.capabilities.peers import agent as peers
 from raylaunch.cluster.agent.agent import AgentReport
 from raylaunch.cluster.capability import AgentPort, DriverPort
@@ -196,7 +198,7 @@ class FakeFleet:
             case DumpStacks(attempt=attempt):
                 self.report(node, StacksDumped(node=node, attempt=attempt, stacks=self.stacks.get(node, ())))
             case CapabilitySection():
-                body = peers.dump(self.checked(node, peers.load_goal(order.body)))
+                body = msgpack.encode(self.checked(node, msgpack.decode(order.body, type=peers.PeerGoal)))
                 self.report(node, CapabilitySection(capability=order.capability, body=body))
             case OpenStore(attempt=attempt):
                 self.report(node, node_status.StoreOpened(attempt=attempt, port=5000 + attempt))
@@ -222,7 +224,7 @@ class FakeFleet:
                 self.sent.append(("commit", node, order.attempt, order.step))
             case DumpStacks():
                 self.sent.append(("stacks", node, order.attempt))
-            case CapabilitySection() if (goal := peers.load_goal(order.body)).peers is None:
+            case CapabilitySection() if (goal := msgpack.decode(order.body, type=peers.PeerGoal)).peers is None:
                 self.sent.append(("listen", node))
             case CapabilitySection():
                 self.sent.append(("connect", node, *(peer.node for peer in goal.peers)))

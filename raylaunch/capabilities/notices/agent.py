@@ -19,9 +19,10 @@ from email.utils import parsedate_to_datetime
 from urllib.error import HTTPError
 from urllib.request import ProxyHandler, Request, build_opener
 
-import msgspec
+from msgspec import msgpack
 
 from raylaunch.cluster.capability import AgentPart, AgentPort
+from raylaunch.core.decoding import prepare
 
 POLL_SECONDS = 2.0
 _ANSWER_SECONDS = 2.0
@@ -48,17 +49,7 @@ class NoticeStatus:
     """Why the server cannot be asked."""
 
 
-_STATUSES = msgspec.msgpack.Decoder(NoticeStatus)
-
-
-def dump(section: NoticeStatus) -> bytes:
-    """Return a section as bytes."""
-    return msgspec.msgpack.encode(section)
-
-
-def load(section: bytes) -> NoticeStatus:
-    """Read a section of a status."""
-    return _STATUSES.decode(section)
+prepare(NoticeStatus)
 
 
 class PreemptionNotices(AgentPart):
@@ -90,7 +81,7 @@ class PreemptionNotices(AgentPart):
                 if failures == _PROBLEM_AFTER:
                     status = NoticeStatus(problem=f"{type(error).__name__}: {error}")
             if status != told:
-                self._port.tell(dump(status))
+                self._port.tell(msgpack.encode(status))
                 told = status
             await asyncio.sleep(self._poll)
 

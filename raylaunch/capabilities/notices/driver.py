@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-from raylaunch.capabilities.notices.agent import load
+from msgspec import msgpack
+
+from raylaunch.capabilities.notices.agent import NoticeStatus
 from raylaunch.cluster.capability import NEVER, DriverPart, DriverPort
 from raylaunch.core.machine.events_and_actions import NodeDraining
 from raylaunch.core.newtypes import NodeId, RunTime
@@ -26,7 +28,7 @@ class NoticeDrains(DriverPart):
 
     def told(self, node: NodeId, section: bytes) -> None:
         """Take what a node's metadata server says."""
-        status = load(section)
+        status = msgpack.decode(section, type=NoticeStatus)
         if status.left is not None:
             self._noticed[node] = time.monotonic() + status.left
         elif status.problem and not self._has_problem:

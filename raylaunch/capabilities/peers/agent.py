@@ -16,9 +16,10 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import msgspec
+from msgspec import msgpack
 
 from raylaunch.cluster.capability import AgentPart, AgentPort
+from raylaunch.core.decoding import prepare
 from raylaunch.core.newtypes import NodeId
 from raylaunch.core.text import printable
 
@@ -65,22 +66,7 @@ class PeerStatus:
     """The nodes that it could not connect to, each with the reason; None: it has not tried yet."""
 
 
-_GOALS, _STATUSES = msgspec.msgpack.Decoder(PeerGoal), msgspec.msgpack.Decoder(PeerStatus)
-
-
-def dump(section: PeerGoal | PeerStatus) -> bytes:
-    """Return a section as bytes."""
-    return msgspec.msgpack.encode(section)
-
-
-def load_goal(section: bytes) -> PeerGoal:
-    """Read a section of a goal."""
-    return _GOALS.decode(section)
-
-
-def load_status(section: bytes) -> PeerStatus:
-    """Read a section of a status."""
-    return _STATUSES.decode(section)
+prepare(PeerGoal, PeerStatus)
 
 
 class PeerProbe(AgentPart):
@@ -94,7 +80,7 @@ class PeerProbe(AgentPart):
 
     def shown(self, section: bytes) -> None:
         """Listen, or connect to the others; what was begun of the same kind before ends."""
-        goal = load_goal(section)
+        goal = msgpack.decode(section, type=PeerGoal)
         if goal.peers is None:
             self._listening = _instead_of(self._listening, self._listen(goal))
         else:
@@ -108,7 +94,7 @@ class PeerProbe(AgentPart):
 
     def _tell(self, status: PeerStatus) -> None:
         self._status = status
-        self._port.tell(dump(status))
+        self._port.tell(msgpack.encode(status))
 
     async def _listen(self, goal: PeerGoal) -> None:
         token = secrets.token_hex(16)

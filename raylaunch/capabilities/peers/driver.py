@@ -11,7 +11,9 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from raylaunch.capabilities.peers.agent import PROBE_SECONDS, PeerAddress, PeerGoal, dump, load_status
+from msgspec import msgpack
+
+from raylaunch.capabilities.peers.agent import PROBE_SECONDS, PeerAddress, PeerGoal, PeerStatus
 from raylaunch.cluster.capability import NEVER, DriverPart, DriverPort
 from raylaunch.cluster.stack_probe import StackProbe
 from raylaunch.core.failures.failure import root_cause
@@ -112,7 +114,7 @@ class PeerCheck(DriverPart):
 
     def told(self, node: NodeId, section: bytes) -> None:
         """Record where a node listens, or the nodes that it cannot reach."""
-        status, check = load_status(section), self._check
+        status, check = msgpack.decode(section, type=PeerStatus), self._check
         self._number = max(self._number, status.check)  # it may be of an earlier driver's last check
         if check is None or status.check != check.number or node not in check.missing:
             return
@@ -176,7 +178,7 @@ class PeerCheck(DriverPart):
             deadline=now + _ANSWER_SECONDS,
         )
         for node in peers:
-            self._port.show(node, dump(PeerGoal(check=self._number)))
+            self._port.show(node, msgpack.encode(PeerGoal(check=self._number)))
 
     def _peers(self) -> list[NodeId]:
         """Return one node of each host of the attempt; none if there is only one host."""
@@ -192,7 +194,7 @@ class PeerCheck(DriverPart):
         for node in check.addresses:
             others = [address for other, address in check.addresses.items() if other != node]
             peers = random.sample(others, _MOST_PEERS) if len(others) > _MOST_PEERS else others
-            self._port.show(node, dump(PeerGoal(check=check.number, peers=tuple(peers))))
+            self._port.show(node, msgpack.encode(PeerGoal(check=check.number, peers=tuple(peers))))
 
     def _judge(self, check: _Check, now: RunTime) -> Iterator[Event]:
         """Decide which nodes cannot be reached. A node that has not answered does not count: other checks find it."""

@@ -10,10 +10,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import msgspec
+from msgspec import msgpack
 
 from raylaunch.capabilities.state.commit_copies import CommitFetches, CommitPushes, CopyPort
 from raylaunch.capabilities.state.file_copies import FileCopies
-from raylaunch.capabilities.state.sections import StateGoal, StateStatus, dump, load_goal
+from raylaunch.capabilities.state.sections import StateGoal, StateStatus
 from raylaunch.cluster.capability import AgentPart, AgentPort
 from raylaunch.core.decoding import prepare
 from raylaunch.core.job.job import Job
@@ -85,11 +86,11 @@ class StateCopies(AgentPart):
 
     def _tell(self, status: StateStatus) -> None:
         self._status = status
-        self._port.tell(dump(status))
+        self._port.tell(msgpack.encode(status))
 
     def shown(self, section: bytes) -> None:
         """Copy to another agent than before, if the attempt has begun; else what it says counts from then on."""
-        self._shown = load_goal(section)
+        self._shown = msgpack.decode(section, type=StateGoal)
         if self._assignment is not None and self._shown.attempt == self._assignment.attempt:
             self._follow(self._shown)
 
@@ -138,7 +139,7 @@ class StateCopies(AgentPart):
 
     def asked(self) -> bytes:
         """Write the last checkpoint of the run, which is over. Return how far that is."""
-        return msgspec.msgpack.encode(self._memory.write_last())
+        return msgpack.encode(self._memory.write_last())
 
     def close(self) -> None:
         """Close the port and end the threads: nothing is copied or fetched any more."""

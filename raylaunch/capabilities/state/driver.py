@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from msgspec import msgpack
+
 from raylaunch.capabilities.state import last_checkpoint
-from raylaunch.capabilities.state.sections import StateGoal, StateStatus, dump, load_status
+from raylaunch.capabilities.state.sections import StateGoal, StateStatus
 from raylaunch.cluster.capability import NEVER, DriverPart, DriverPort
 from raylaunch.core.machine.commits import CopyAddress
 from raylaunch.core.machine.events_and_actions import RestartRequested
@@ -66,7 +68,7 @@ class HeldState(DriverPart):
     def _show(self, node: NodeId, goal: StateGoal) -> None:
         if goal != self._goals.get(node):
             self._goals[node] = goal
-            self._port.show(node, dump(goal))
+            self._port.show(node, msgpack.encode(goal))
 
     def _addresses(self, nodes: Mapping[NodeId, NodeId]) -> dict[NodeId, CopyAddress]:
         """Return where the agents of these nodes give and take copies, as far as they have said so."""
@@ -97,7 +99,7 @@ class HeldState(DriverPart):
 
     def told(self, node: NodeId, section: bytes) -> None:
         """Take what a node holds."""
-        before, status = self._told.get(node, StateStatus()), load_status(section)
+        before, status = self._told.get(node, StateStatus()), msgpack.decode(section, type=StateStatus)
         self._told[node] = status
         if self._machine.attempt == status.stuck_attempt != before.stuck_attempt:
             self._stuck = node, status.stuck_attempt

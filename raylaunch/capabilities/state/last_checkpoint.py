@@ -7,8 +7,9 @@ from collections.abc import Callable, Collection
 from concurrent import futures
 from concurrent.futures import Future
 
-import msgspec
+from msgspec import msgpack
 
+from raylaunch.core.decoding import prepare
 from raylaunch.core.newtypes import NodeId
 from raylaunch.node.state.checkpoint_writes import LastWrite
 
@@ -19,7 +20,7 @@ ANSWER_SECONDS = 20.0
 """How long an agent may take to answer."""
 STALLED_SECONDS = 600.0
 """After how long without a byte written the checkpoint is given up: the disk does not answer."""
-_WRITES = msgspec.msgpack.Decoder(LastWrite)
+prepare(LastWrite)
 
 Ask = Callable[[NodeId], Future[bytes]]
 """Asks a node's agent, which answers with a `LastWrite`. Raises LookupError for one without agent."""
@@ -68,7 +69,7 @@ def _look(
         answer, since = asked[node]
         if answer.done():
             del asked[node]
-            return _WRITES.decode(answer.result())
+            return msgpack.decode(answer.result(), type=LastWrite)
         if now - since < ANSWER_SECONDS:
             return last
         why = f"its agent has not answered for {ANSWER_SECONDS:g} s"

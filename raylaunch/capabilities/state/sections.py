@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import msgspec
-
+from raylaunch.core.decoding import prepare
 from raylaunch.core.machine.commits import CopyAddress
 
 
@@ -39,19 +38,4 @@ class StateStatus:
     """The last attempt whose survivors had no commit from which to go on, if rank 0 is on the node; 0: none."""
 
 
-_GOALS, _STATUSES = msgspec.msgpack.Decoder(StateGoal), msgspec.msgpack.Decoder(StateStatus)
-
-
-def dump(section: StateGoal | StateStatus) -> bytes:
-    """Return a section as bytes."""
-    return msgspec.msgpack.encode(section)
-
-
-def load_goal(section: bytes) -> StateGoal:
-    """Read the section of a goal."""
-    return _GOALS.decode(section)
-
-
-def load_status(section: bytes) -> StateStatus:
-    """Read the section of a status."""
-    return _STATUSES.decode(section)
+prepare(StateGoal, StateStatus)

@@ -14,9 +14,10 @@ import struct
 import termios
 from dataclasses import dataclass, replace
 
-import msgspec
+from msgspec import msgpack
 
 from raylaunch.cluster.capability import AgentPart, AgentPort
+from raylaunch.core.decoding import prepare
 from raylaunch.core.placement.environment import Assignment
 from raylaunch.node.logs.tail import LogOutput
 from raylaunch.worker.runtime.spec import WorkerSpec
@@ -55,17 +56,7 @@ class TerminalGoal:
     inputs: tuple[tuple[int, TerminalInput], ...]
 
 
-_GOALS = msgspec.msgpack.Decoder(TerminalGoal)
-
-
-def dump(goal: TerminalGoal) -> bytes:
-    """Return the section of a goal as bytes."""
-    return msgspec.msgpack.encode(goal)
-
-
-def load_goal(section: bytes) -> TerminalGoal:
-    """Read the section of a goal."""
-    return _GOALS.decode(section)
+prepare(TerminalGoal)
 
 
 class WorkerTerminal(AgentPart):
@@ -111,7 +102,7 @@ class WorkerTerminal(AgentPart):
 
     def shown(self, section: bytes) -> None:
         """Pass on what was typed. What the worker does not read in time is lost, as with any terminal."""
-        for number, keys in load_goal(section).inputs:
+        for number, keys in msgpack.decode(section, type=TerminalGoal).inputs:
             if number > self._typed:
                 self._typed = number
                 self._pass_on(keys)

@@ -7,7 +7,9 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Protocol
 
-from raylaunch.capabilities.terminal.agent import TerminalGoal, TerminalInput, TerminalSpec, dump
+from msgspec import msgpack
+
+from raylaunch.capabilities.terminal.agent import TerminalGoal, TerminalInput, TerminalSpec
 from raylaunch.cluster.capability import DriverPart, DriverPort
 from raylaunch.core.newtypes import RunTime
 
@@ -47,6 +49,6 @@ class TerminalKeys(DriverPart):
     def _typed(self, keys: TerminalInput) -> None:
         self._count += 1
         self._inputs = (*self._inputs, (self._count, keys))[-_MOST_INPUTS:]
-        section = dump(TerminalGoal(inputs=self._inputs))
+        section = msgpack.encode(TerminalGoal(inputs=self._inputs))
         for node in self._port.machine.roster:
             self._port.show(node, section)

@@ -13,8 +13,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from msgspec import msgpack
 
-from raylaunch.capabilities.notices.agent import CLOUDS, NoticeStatus, PreemptionNotices, dump, load
+from raylaunch.capabilities.notices.agent import CLOUDS, NoticeStatus, PreemptionNotices
 from raylaunch.capabilities.notices.driver import NoticeDrains
 from raylaunch.cluster.capability import NEVER
 from raylaunch.cluster.run import run_job
@@ -116,7 +117,7 @@ def agent_of(server):
 
         async def watch():
             spec = spec_of(cloud)
-            port = agent_port(spec=spec, tell=lambda section: told.append(load(section)))
+            port = agent_port(spec=spec, tell=lambda section: told.append(msgpack.decode(section, type=NoticeStatus)))
             part = PreemptionNotices(port, dict.fromkeys(CLOUDS, server.url), poll=0.02)
             change(server)
             while not is_enough(told):  # noqa: ASYNC110
@@ -221,14 +222,14 @@ def test_a_notice_drains_the_node_once_it_has_joined():
     """Its host is not used again; a time that is past counts as ten seconds."""
     machine, said = FakeMachine(), []
     part = NoticeDrains(driver_port(machine=machine, say=said.append))
-    part.told("node-2", dump(NoticeStatus(left=-5.0)))
+    part.told("node-2", msgpack.encode(NoticeStatus(left=-5.0)))
     assert part.next_check == NEVER
     machine.nodes["node-2"] = None
     assert part.next_check == 0
     (event,) = part.due_events(100.0)
     assert (event.node, event.deadline, event.by) == ("node-2", 110.0, "azure")
     assert event.why == "the cloud takes its machine away in 10 s"
-    part.told("node-2", dump(NoticeStatus(left=-7.0)))
+    part.told("node-2", msgpack.encode(NoticeStatus(left=-7.0)))
     assert part.next_check == NEVER
     assert said == []
 
@@ -240,7 +241,7 @@ def test_the_clock_of_the_node_s_machine_does_not_matter(monkeypatch):
     part = NoticeDrains(driver_port(machine=machine))
     now = time.monotonic()
     monkeypatch.setattr("time.monotonic", lambda: now)
-    part.told("node-2", dump(NoticeStatus(left=100.0)))
+    part.told("node-2", msgpack.encode(NoticeStatus(left=100.0)))
     now += 40.0
     (event,) = part.due_events(1000.0)
     assert event.deadline == 1060.0
@@ -251,5 +252,5 @@ def test_a_server_that_cannot_be_asked_is_said_once():
     said = []
     part = NoticeDrains(driver_port(machine=FakeMachine(), say=said.append))
     for node in ("node-1", "node-2"):
-        part.told(node, dump(NoticeStatus(problem="URLError: no route")))
+        part.told(node, msgpack.encode(NoticeStatus(problem="URLError: no route")))
     assert said == ["node-1 cannot be asked for notices (`preemption_notices: azure`): URLError: no route"]

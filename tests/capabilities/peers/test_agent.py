@@ -10,6 +10,7 @@ import threading
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import msgpack
 
 from raylaunch.capabilities.peers import agent
 from raylaunch.capabilities.peers.agent import (
@@ -17,8 +18,6 @@ from raylaunch.capabilities.peers.agent import (
     PeerGoal,
     PeerProbe,
     PeerStatus,
-    dump,
-    load_status,
     why_unreachable,
 )
 from tests import profiles
@@ -39,8 +38,8 @@ class Peer:
         self.probe = PeerProbe(agent_port(address=address, tell=self.answers.put_nowait))
 
     async def answer(self, goal: PeerGoal) -> PeerStatus:
-        self.probe.shown(dump(goal))
-        return load_status(await asyncio.wait_for(self.answers.get(), 100))
+        self.probe.shown(msgpack.encode(goal))
+        return msgpack.decode(await asyncio.wait_for(self.answers.get(), 100), type=PeerStatus)
 
     async def listen(self, name: str) -> PeerAddress:
         answer = await self.answer(PeerGoal(check=1))

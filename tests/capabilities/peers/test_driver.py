@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 
 import pytest
+from msgspec import msgpack
 
-from raylaunch.capabilities.peers.agent import PeerGoal, PeerStatus, dump, load_goal
+from raylaunch.capabilities.peers.agent import PeerGoal, PeerStatus
 from raylaunch.capabilities.peers.driver import FORM_SECONDS, PeerCheck
 from raylaunch.cluster.capability import Capability
 from raylaunch.cluster.driver.driver import Driver
@@ -89,7 +90,7 @@ def test_nodes_that_do_not_answer_are_no_reason_to_wait_long(monkeypatch):
     monkeypatch.setattr("raylaunch.capabilities.peers.driver.PROBE_SECONDS", 0.01)
 
     def answers(node: str, order: CapabilitySection) -> bool:
-        return node != "node-3" or load_goal(order.body).peers is None
+        return node != "node-3" or msgpack.decode(order.body, type=PeerGoal).peers is None
 
     fleet = FakeFleet(3)
     fleet.unreachable = {"node-1": ("node-3",), "node-2": ("node-3",)}
@@ -144,7 +145,7 @@ class Checked:
         self.check.launched(0.0)
 
     def show(self, node: str, section: bytes) -> None:
-        goal = load_goal(section)
+        goal = msgpack.decode(section, type=PeerGoal)
         self.shown.append((node, goal))
         if self.answers:
             self.answer(node, goal)
@@ -152,7 +153,7 @@ class Checked:
     def answer(self, node: str, goal: PeerGoal) -> None:
         lost = [peer.node for peer in goal.peers or () if peer.node in self.unreachable.get(node, ())]
         unreachable = None if goal.peers is None else tuple((peer, "no") for peer in lost)
-        self.check.told(node, dump(PeerStatus(check=goal.check, port=1, token="0", unreachable=unreachable)))
+        self.check.told(node, msgpack.encode(PeerStatus(check=goal.check, port=1, token="0", unreachable=unreachable)))
 
     def sample(self, node: str, order: DumpStacks) -> None:
         rank = self.machine.roster.index(node)
@@ -253,7 +254,7 @@ def test_answers_to_an_earlier_check_do_not_count():
         PeerStatus(check=1, port=1, token="0"),
         PeerStatus(check=1, unreachable=()),
     ):
-        run.check.told("node-0", dump(status))
+        run.check.told("node-0", msgpack.encode(status))
     run.check.stacks(StacksDumped(node="node-0", attempt=1, stacks=()))
     run.events(FORM_SECONDS + 30)
     assert run.connecting == []
@@ -268,10 +269,10 @@ def test_a_failure_while_a_check_is_under_way(node):
     events = [WorkersExited(at=11.0, attempt=1, node=node, failures=(core_failure(node, failure),))]
     assert not run.check.holds(events[0], 11.0)
     for each in ("node-0", "node-1"):
-        run.check.told(each, dump(PeerStatus(check=1, port=1, token="0")))
+        run.check.told(each, msgpack.encode(PeerStatus(check=1, port=1, token="0")))
     assert list(run.check.due_events(11.0)) == []
     for each, other in (("node-0", "node-1"), ("node-1", "node-0")):
-        run.check.told(each, dump(PeerStatus(check=1, unreachable=((other, "no"),))))
+        run.check.told(each, msgpack.encode(PeerStatus(check=1, unreachable=((other, "no"),))))
     assert [type(event) for event in run.check.due_events(12.0)] == [PeersUnreachable]
 
 

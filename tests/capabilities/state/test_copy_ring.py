@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+from msgspec import msgpack
+
 from raylaunch.capabilities.state.driver import HeldState, over, targets
-from raylaunch.capabilities.state.sections import StateGoal, StateStatus, dump, load_goal
+from raylaunch.capabilities.state.sections import StateGoal, StateStatus
 from raylaunch.cluster.capability import NEVER
 from raylaunch.core.machine.commits import CopyAddress
 from raylaunch.core.machine.events_and_actions import RestartRequested
@@ -57,12 +59,12 @@ class Ring:
         self.part = HeldState(driver_port(machine=self.machine, show=self._show))
 
     def _show(self, node: str, section: bytes) -> None:
-        self.goals[node] = load_goal(section)
+        self.goals[node] = msgpack.decode(section, type=StateGoal)
 
     def tell(self, *names: str, **status) -> None:
         """Nodes say that they give and take copies at ports 1, 2, 3, ..."""
         for name in names:
-            self.part.told(name, dump(StateStatus(at=address(name), **status)))
+            self.part.told(name, msgpack.encode(StateStatus(at=address(name), **status)))
 
     def launch(self) -> dict[str, StateGoal]:
         self.goals = {}

@@ -13,11 +13,12 @@ from pathlib import Path
 from types import NoneType, SimpleNamespace
 
 import pytest
+from msgspec import msgpack
 
 from raylaunch.capabilities.state import file_copies
 from raylaunch.capabilities.state.agent import StateCopies
 from raylaunch.capabilities.state.file_copies import FileFetches
-from raylaunch.capabilities.state.sections import StateGoal, StateStatus, dump, load_status
+from raylaunch.capabilities.state.sections import StateGoal, StateStatus
 from raylaunch.core.job.job import Entrypoint, Job
 from raylaunch.core.machine.commits import CopyAddress
 from raylaunch.core.newtypes import NodeId
@@ -64,7 +65,7 @@ class Side:
             address="127.0.0.1",
             memory=self.memory,
             call=lambda work: work(),
-            tell=lambda section: self.reports.append(load_status(section)),
+            tell=lambda section: self.reports.append(msgpack.decode(section, type=StateStatus)),
             warn=self.reports.append,
         )
         self.copies = StateCopies(port)
@@ -89,7 +90,7 @@ class Side:
         return "\n".join(each for each in self.reports if isinstance(each, str))
 
     def copy_to(self, attempt: int, target: CopyAddress) -> None:
-        self.copies.shown(dump(StateGoal(attempt=attempt, copies_to=target)))
+        self.copies.shown(msgpack.encode(StateGoal(attempt=attempt, copies_to=target)))
 
     def is_ready(self, attempt: int) -> bool:
         return self.page.numbers[fields.FILES_READY] == attempt
@@ -130,7 +131,7 @@ def launch(attempt: int, *sides: Side, peers: tuple[Side, ...] | None = None, np
 
 
 def begin(side: Side, part: Assignment, target: CopyAddress | None, peers: tuple[CopyAddress, ...]) -> bool:
-    side.copies.shown(dump(StateGoal(attempt=part.attempt, copies_to=target, peers=peers)))
+    side.copies.shown(msgpack.encode(StateGoal(attempt=part.attempt, copies_to=target, peers=peers)))
     (spec,) = side.copies.workers(part, (Spec(),))
     assert spec.env.get(WAIT_VARIABLE) in (None, str(part.attempt))
     return WAIT_VARIABLE in spec.env

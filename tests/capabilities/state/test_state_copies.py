@@ -14,10 +14,11 @@ from types import NoneType, SimpleNamespace
 
 import msgspec
 import pytest
+from msgspec import msgpack
 
 from raylaunch.capabilities.state import commit_copies
 from raylaunch.capabilities.state.agent import StateCopies
-from raylaunch.capabilities.state.sections import StateGoal, StateStatus, dump, load_status
+from raylaunch.capabilities.state.sections import StateGoal, StateStatus
 from raylaunch.core.job.job import Entrypoint, Job
 from raylaunch.core.machine.commits import Commit, CopyAddress, HeldCommit, Holder, RestoreOrder
 from raylaunch.core.newtypes import HostId, NodeId
@@ -65,7 +66,7 @@ class Side:
             host=HostId(f"host-{self.number}"),
             memory=self.memory,
             call=lambda work: work(),
-            tell=lambda section: self.reports.append(load_status(section)),
+            tell=lambda section: self.reports.append(msgpack.decode(section, type=StateStatus)),
             warn=self.reports.append,
         )
         self.copies = StateCopies(port)
@@ -73,7 +74,7 @@ class Side:
         self.begin(1)
 
     def show(self, attempt: int, **goal) -> None:
-        self.copies.shown(dump(StateGoal(attempt=attempt, **goal)))
+        self.copies.shown(msgpack.encode(StateGoal(attempt=attempt, **goal)))
 
     def begin(self, attempt: int) -> None:
         self.page.numbers[fields.ATTEMPT] = attempt

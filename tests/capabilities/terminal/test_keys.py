@@ -7,13 +7,13 @@ import contextlib
 import os
 from types import SimpleNamespace
 
+from msgspec import msgpack
+
 from raylaunch.capabilities.terminal.agent import (
     TerminalGoal,
     TerminalInput,
     TerminalSpec,
     WorkerTerminal,
-    dump,
-    load_goal,
 )
 from raylaunch.capabilities.terminal.driver import TerminalKeys
 from raylaunch.worker.runtime.spec import WorkerSpec
@@ -38,7 +38,7 @@ def keys():
     shown, keyboard = [], Keyboard()
     port = driver_port(
         machine=SimpleNamespace(roster=("a", "b")),
-        show=lambda node, section: shown.append((node, load_goal(section))),
+        show=lambda node, section: shown.append((node, msgpack.decode(section, type=TerminalGoal))),
         call=lambda work: work(),
     )
     return TerminalKeys(keyboard, port), keyboard, shown
@@ -72,7 +72,7 @@ def test_a_node_that_is_shown_keys_again_passes_only_new_ones_on(tmp_path):
         assert (other.terminal, mine.takes_input, mine.timeout) == ("", True, 7 * 86_400.0)
         typed = [(number, TerminalInput(data=b"%d\n" % number)) for number in (1, 2, 3)]
         for several in (typed[:1], typed[:2], typed[:2], typed[:1], typed):
-            terminal.shown(dump(TerminalGoal(inputs=tuple(several))))
+            terminal.shown(msgpack.encode(TerminalGoal(inputs=tuple(several))))
         worker = os.open(mine.terminal, os.O_RDWR | os.O_NOCTTY)
         assert [os.read(worker, 9) for _ in range(3)] == [b"1\n", b"2\n", b"3\n"]
         os.close(worker)

@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec import msgpack
 
 from raylaunch.capabilities.hangs.driver import HangWatch
 from raylaunch.capabilities.peers.driver import PeerCheck
 from raylaunch.capabilities.state.driver import HeldState
-from raylaunch.capabilities.state.sections import StateStatus, load_goal
-from raylaunch.capabilities.state.sections import dump as dump_state
+from raylaunch.capabilities.state.sections import StateGoal, StateStatus
 from raylaunch.cluster.agent.agent import AgentReport
 from raylaunch.cluster.capability import Capability
 from raylaunch.cluster.driver import driver as drivers
@@ -497,13 +497,13 @@ def test_a_node_that_was_not_told_of_the_attempt_is_first_shown_to_whom_it_copie
     def serve(_before, fleet) -> None:
         for number, node in enumerate(fleet.names):
             status = StateStatus(at=CopyAddress(node=node, host="h", port=number + 1))
-            section = CapabilitySection(capability="state", body=dump_state(status))
+            section = CapabilitySection(capability="state", body=msgpack.encode(status))
             fleet.statuses[node] = fleet.statuses[node].after(section)
 
     monkeypatch.setitem(globals(), "CAPABILITIES", [Capability(name="state", driver=HeldState)])
     orders, (lost,) = told_in_part(LaunchWorkers, what=serve)
     shown, launched = [order for node, order in orders if node == "node-2"][:2]
-    assert load_goal(shown.body).copies_to == CopyAddress(node="node-1", host="h", port=1)
+    assert msgpack.decode(shown.body, type=StateGoal).copies_to == CopyAddress(node="node-1", host="h", port=1)
     assert launched == lost
 
 
