@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from concurrent import futures
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Protocol
 
 from raylaunch.cluster.control.control_messages import ListLogs, LogsListed, LogsRead, ReadLogs
+from raylaunch.cluster.fleet_api import Fleet
 from raylaunch.core.history.run_status import NodeSummary, RunStatus
 from raylaunch.core.newtypes import NodeId
 from raylaunch.node.logs import log_files
@@ -23,13 +23,6 @@ _MOST_ATTEMPTS = 16
 """Most earlier attempts for which the relay remembers which node has the files of which rank."""
 
 
-class LogOwner(Protocol):
-    """The fleet, as far as logs need it."""
-
-    def logs(self, node: NodeId, asked: LogQuery | LogRead) -> Future[LogAnswer]:
-        """Ask a node's agent for log files."""
-
-
 class LogRelay:
     """Asks the nodes. Several threads may use it.
 
@@ -37,7 +30,7 @@ class LogRelay:
     rank may have been on any of them, and nodes on one host, or with a shared disk, have the same files.
     """
 
-    def __init__(self, source: LogOwner, status: Callable[[], RunStatus]) -> None:
+    def __init__(self, source: Fleet, status: Callable[[], RunStatus]) -> None:
         self._source = source
         self._status = status
         #: By attempt: the node that reads the files of a rank.

@@ -13,13 +13,14 @@ from functools import partial
 from typing import Any, Protocol
 
 from raylaunch.cluster import fleet_api as fleets
-from raylaunch.cluster.agent.link import LinkDown
+from raylaunch.cluster.agent.link import LinkDown, LinkServer
 from raylaunch.cluster.capability import Capability, DriverPart, DriverPort
 from raylaunch.cluster.driver.executor import Executor, port_in_use
 from raylaunch.cluster.driver.ledger import DriverLedger, LastDriver
-from raylaunch.cluster.driver.node_registry import AgentLinks, NodeRegistry
-from raylaunch.cluster.driver.observer import Observer, RunRecord
+from raylaunch.cluster.driver.node_registry import NodeRegistry
+from raylaunch.cluster.driver.observer import RunObserver
 from raylaunch.cluster.driver.progress_monitor import ProgressMonitor
+from raylaunch.cluster.driver.run_folder import RunFolder
 from raylaunch.cluster.fleet_api import (
     AgentAdopted,
     AgentLost,
@@ -185,10 +186,10 @@ class Driver:
         job: Job,
         run_id: str,
         fleet: Fleet,
-        journal: RunRecord,
-        observer: Observer,
+        journal: RunFolder,
+        observer: RunObserver,
         began: float,
-        links: AgentLinks | None = None,
+        links: LinkServer | None = None,
         leadership: Leadership | None = None,
         capabilities: Iterable[Capability] = (),
     ) -> None:
@@ -547,7 +548,9 @@ class Driver:
         self._executor.store_open(node, word)
 
 
-def _begun(capability: Capability, driver: Driver, fleet: Fleet, journal: RunRecord, observer: Observer) -> DriverPart:
+def _begun(
+    capability: Capability, driver: Driver, fleet: Fleet, journal: RunFolder, observer: RunObserver
+) -> DriverPart:
     def show(node: NodeId, body: bytes) -> None:
         fleet.send(node, CapabilitySection(capability=capability.name, body=body))
 

@@ -12,10 +12,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from raylaunch.cluster.agent.lease import report_interval
-from raylaunch.cluster.agent.link import LinkDown
+from raylaunch.cluster.agent.link import LinkDown, LinkServer
 from raylaunch.cluster.fleet_api import AgentLost, HostDraining
 from raylaunch.core.newtypes import NO_HOST, HostId, NodeId
 from raylaunch.node.protocol.node_status import NodeStatus
@@ -23,19 +22,6 @@ from raylaunch.node.protocol.node_status import NodeStatus
 _NEVER = float("inf")
 _MOST_LOST = 10_000
 """Lost nodes that are remembered."""
-
-
-class AgentLinks(Protocol):
-    """The links to the agents; see `cluster/agent/link.py`."""
-
-    def start(self, tell: Callable[[LinkDown], None]) -> None:
-        """Begin to listen. `tell` is called in a thread of the links for each link that is down."""
-
-    def is_up(self, node: NodeId) -> bool:
-        """Return whether the link is up, so that the agent's process is known to be alive."""
-
-    def shut_down(self, node: NodeId) -> None:
-        """Close the driver's end, which makes the agent end its node."""
 
 
 @dataclass(slots=True)
@@ -57,7 +43,7 @@ class NodeRegistry:
     Only the driver's thread may call it, except for `heard` and `last_heard`. Times are time.monotonic(), in seconds.
     """
 
-    def __init__(self, node_timeout: float, links: AgentLinks | None) -> None:
+    def __init__(self, node_timeout: float, links: LinkServer | None) -> None:
         self._timeout = node_timeout
         #: Held while the nodes are changed, or read as a whole.
         self._lock = threading.Lock()

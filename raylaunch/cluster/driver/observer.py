@@ -1,4 +1,4 @@
-"""The interfaces by which the driver reports a run, to a person and to the run folder; and a guard for observers."""
+"""The interface by which the driver shows a run to a person, and a guard for what is behind it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,14 @@ from raylaunch.core.text import printable
 from raylaunch.node.logs.tail import LogOutput
 
 
-class Observer(Protocol):
+class RunObserver(Protocol):
     """Shows the run to a person: the terminal. Called in the driver's thread, which waits for it."""
+
+    def on_plan(self, job: Job, plan: Plan, run_dir: str) -> None:
+        """The run begins. `run_dir`: the path of the run folder, `""` if nothing is kept."""
+
+    def on_takeover(self, job: Job, run_dir: str) -> None:
+        """The run, which another driver has begun, goes on with this one. Called instead of `on_plan`."""
 
     def on_entry(self, entry: JournalEntry, machine: Machine) -> None:
         """The machine handled an event; `machine` is its state afterwards."""
@@ -31,26 +37,6 @@ class Observer(Protocol):
 
     def on_message(self, text: str) -> None:
         """Show a line that is not about a decision of the machine."""
-
-
-class RunObserver(Observer, Protocol):
-    """An observer that is also told of the plan and the run folder, before the first event."""
-
-    def on_plan(self, job: Job, plan: Plan, run_dir: str) -> None:
-        """The run begins. `run_dir`: the path of the run folder, `""` if nothing is kept."""
-
-    def on_takeover(self, job: Job, run_dir: str) -> None:
-        """The run, which another driver has begun, goes on with this one. Called instead of `on_plan`."""
-
-
-class RunRecord(Protocol):
-    """Keeps the run: see `RunFolder`."""
-
-    def append(self, entry: JournalEntry) -> None:
-        """Append an entry to the journal."""
-
-    def write_stacks(self, attempt: int, text: str) -> str:
-        """Keep the stacks of an attempt that hung. Return the file's path; `""` if nothing is kept."""
 
 
 class GuardedObserver:

@@ -27,7 +27,7 @@ from raylaunch.cluster.driver.driver import Driver, Item
 from raylaunch.cluster.driver.interim_keeper import InterimState
 from raylaunch.cluster.driver.ledger import DriverLedger, LastDriver, Ledger, RunFacts
 from raylaunch.cluster.driver.node_registry import NodeRegistry
-from raylaunch.cluster.driver.observer import Observer
+from raylaunch.cluster.driver.observer import RunObserver
 from raylaunch.cluster.driver.run_folder import RunFolder
 from raylaunch.cluster.fleet.ray_fleet import RayFleet, Tenure
 from raylaunch.cluster.fleet_api import AgentAdopted, AgentLost, ReportReceived
@@ -288,7 +288,7 @@ class Succession:
         facts: RunFacts,
         fleet: RayFleet,
         folder: RunFolder,
-        observer: Observer,
+        observer: RunObserver,
         began: float,
         links: LinkServer | None,
         capabilities: Iterable[Capability] = (),

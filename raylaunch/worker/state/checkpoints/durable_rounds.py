@@ -4,25 +4,14 @@ from __future__ import annotations
 
 import secrets
 import sys
-from typing import Protocol
 
 from raylaunch.core.text import count
 from raylaunch.worker.state.checkpoints.durable_folder import DurableFolder
 from raylaunch.worker.state.commit_agreement import CommitAgreement
+from raylaunch.worker.state.rank_buffers import RankBuffers
 
 _LATE_SECONDS = 60.0
 """How long writing may take, in seconds, before a message says so."""
-
-
-class Buffers(Protocol):
-    """What is asked of the rank's buffers: see `RankBuffers`."""
-
-    @property
-    def is_written(self) -> bool:
-        """Whether nothing is to be written to disk any more."""
-
-    def failed_write(self) -> str:
-        """Return why the last commit for the disk could not be written; "": it could, or is not yet."""
 
 
 class DurableRounds:
@@ -50,12 +39,12 @@ class DurableRounds:
         if to_disk:
             self._began_at, self._told_late = now, False
 
-    def is_due(self, buffers: Buffers, now: float) -> bool:
+    def is_due(self, buffers: RankBuffers, now: float) -> bool:
         """Return whether rank 0 proposes to write the next commit. The last one must not be the one that is written."""
         is_time = now - self._began_at >= self._folder.every
         return self._rank == 0 and is_time and buffers.is_written and not self._was_last
 
-    def tell(self, buffers: Buffers, now: float) -> None:
+    def tell(self, buffers: RankBuffers, now: float) -> None:
         """Say, once for each node, that a commit could not be written; on rank 0 also that it is late."""
         failed = buffers.failed_write() if self._local_rank == 0 else ""
         if failed and failed != self._told:
