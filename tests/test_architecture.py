@@ -26,7 +26,6 @@ METHODS = 25
 
 LARGE_MODULES = {
     "raylaunch/cli/config/schema.py": 13,
-    "raylaunch/cluster/agent/serialization.py": 14,
     "raylaunch/cluster/control/control_messages.py": 16,
     "raylaunch/cluster/ray_internals.py": 23,
     "raylaunch/cluster/named_resources.py": 15,

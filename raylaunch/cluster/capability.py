@@ -40,7 +40,7 @@ class DriverPort:
     show: Callable[[NodeId, bytes], None]
     """Show a node the capability's section of its goal, in place of the last one. It is sent at once."""
     ask: Callable[[NodeId], Future[bytes]]
-    """Return the answer of the capability's part on a node. Raises LookupError for a node without agent."""
+    """Ask the capability's part on a node. LookupError is the future's for a node without agent."""
     call: Callable[[Callable[[], None]], None]
     """Have the driver's loop call this. Any thread may call it."""
     say: Callable[[str], None]

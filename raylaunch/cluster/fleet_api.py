@@ -117,7 +117,7 @@ class Fleet(Protocol):
         """Ask a node's agent for a part of what the function of a rank returned or raised: `Supervisor.read_result`."""
 
     def ask(self, capability: str, node: NodeId) -> Future[bytes]:
-        """Return what a capability's part on a node answers. Raises LookupError for a node without agent."""
+        """Ask a capability's part on a node. LookupError is the future's for a node without agent."""
 
     def make_idle(self) -> None:
         """The run is over: leave agents to the next one, where `keep_warm` is set."""

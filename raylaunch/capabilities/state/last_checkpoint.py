@@ -23,7 +23,7 @@ STALLED_SECONDS = 600.0
 prepare(LastWrite)
 
 Ask = Callable[[NodeId], Future[bytes]]
-"""Asks a node's agent, which answers with a `LastWrite`. Raises LookupError for one without agent."""
+"""Asks a node's agent, which answers with a `LastWrite`. LookupError: there is no agent."""
 
 
 def write(ask: Ask, nodes: Collection[NodeId], say: Callable[[str], None]) -> None:

@@ -9,7 +9,6 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
@@ -211,12 +210,12 @@ class AgentActor:
             named_resources.remove(spec.token)
         end_this_process()
 
-    async def logs(self, message: bytes) -> bytes:
-        """Return the `LogAnswer` to a `LogQuery` or `LogRead`, all as bytes. Raises AgentError."""
+    async def logs(self, asked: LogQuery | LogRead) -> LogAnswer:
+        """Return what the log files of workers on this node have. Raises AgentError."""
         if self._agent is None:
-            return serialization.dump_log_answer(LogAnswer())
+            return LogAnswer()
         try:
-            return serialization.dump_log_answer(await self._agent.logs(serialization.load_log_request(message)))
+            return await self._agent.logs(asked)
         except Exception as error:  # noqa: BLE001
             raise AgentError(_described(error)) from None
 
@@ -308,24 +307,6 @@ def _numeric(address: str) -> str:
     """Return the node's address as Ray knows it, as a number: other nodes may not resolve a name."""
     found = interfaces.resolve(address)
     return next((one for one in found if one == address or not interfaces.is_loopback(one)), address)
-
-
-def ask_for_logs(actor: Any, asked: LogQuery | LogRead) -> Future[LogAnswer]:
-    """Ask an agent for log files; None: there is none. An error is the future's."""
-    answer: Future[LogAnswer] = Future()
-
-    def heard(future: Any) -> None:
-        try:
-            answer.set_result(serialization.load_log_answer(future.result()))
-        except Exception as error:  # noqa: BLE001
-            answer.set_exception(error)
-
-    if actor is None:
-        answer.set_exception(LookupError("there is no agent"))
-    else:
-        message = serialization.dump_log_request(asked)
-        actor.logs.options(name=TITLE).remote(message).future().add_done_callback(heard)
-    return answer
 
 
 def close(actors: Sequence[Any]) -> None:

@@ -26,7 +26,7 @@ from raylaunch.node.protocol.node_spec import AgentSpec
 
 _Message = TypeVar("_Message")
 _ORDERS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Order)}
-prepare(AgentSpec, AgentReport, LogQuery, LogRead, LogAnswer, *_ORDERS.values())
+prepare(AgentSpec, AgentReport, *_ORDERS.values())
 _FIRST_LINE = re.compile(rb"(raylaunch [ -~]{1,300})\n")
 
 
@@ -132,31 +132,6 @@ def dump_report(report: AgentReport) -> bytes:
 def load_report(message: bytes) -> AgentReport:
     """Read a report of an agent. Raises UnreadableError."""
     return _load(message, "its report", lambda report: msgspec.convert(report, AgentReport))
-
-
-def dump_log_request(asked: LogQuery | LogRead) -> bytes:
-    """Return what is asked of log files as bytes."""
-    return pickle.dumps((isinstance(asked, LogRead), _plain(asked)))
-
-
-def load_log_request(message: bytes) -> LogQuery | LogRead:
-    """Read what is asked of log files. Raises UnreadableError."""
-    return _load(message, "a request for logs", _log_request)
-
-
-def _log_request(found: Any) -> LogQuery | LogRead:
-    is_read, body = found
-    return msgspec.convert(body, LogRead) if is_read else msgspec.convert(body, LogQuery)
-
-
-def dump_log_answer(answer: LogAnswer) -> bytes:
-    """Return what log files have as bytes."""
-    return pickle.dumps(_plain(answer))
-
-
-def load_log_answer(message: bytes) -> LogAnswer:
-    """Read what log files have. Raises UnreadableError."""
-    return _load(message, "its logs", lambda answer: msgspec.convert(answer, LogAnswer))
 
 
 def _plain(message: Any) -> Any:

@@ -19,7 +19,7 @@ from raylaunch.cluster import named_resources, ray_internals
 from raylaunch.cluster.agent import serialization
 from raylaunch.cluster.agent.agent import AgentReport
 from raylaunch.cluster.agent.agent_session import SUPERSEDED, Adoption
-from raylaunch.cluster.agent.ray_actor import TITLE, actor_class, ask_for_logs, close, creation_arguments, kill
+from raylaunch.cluster.agent.ray_actor import TITLE, actor_class, close, creation_arguments, kill
 from raylaunch.cluster.fleet.agent_reuse import AgentReuse
 from raylaunch.cluster.fleet.allocator import (
     Allocator,
@@ -261,33 +261,23 @@ class RayAgents:
 
         return wait
 
-    def logs(self, node: NodeId, asked: LogQuery | LogRead) -> Future[LogAnswer]:
-        """Ask the actor, by a call of its own."""
-        return ask_for_logs(self._actors.get(node), asked)
-
-    def read_result(self, node: NodeId, rank: int, offset: int) -> Future[bytes]:
-        """Ask the actor. Ray moves each part through the object stores of both hosts."""
-        answer: Future[bytes] = Future()
+    def ask(self, node: NodeId, method: str, *arguments: object) -> Future[Any]:
+        """Call a method of the actor. The future gets the answer, or LookupError or ClusterError."""
+        answer: Future[Any] = Future()
 
         def heard(future: Any) -> None:
             try:
                 answer.set_result(future.result())
+            except LookupError as error:
+                answer.set_exception(error)
             except Exception as error:  # noqa: BLE001
                 answer.set_exception(ClusterError(actor_errors.summary(error)))
 
         if (actor := self._actors.get(node)) is None:
             answer.set_exception(LookupError("it has no agent any more"))
         else:
-            actor.read_result.options(name=TITLE).remote(rank, offset).future().add_done_callback(heard)
+            getattr(actor, method).options(name=TITLE).remote(*arguments).future().add_done_callback(heard)
         return answer
-
-    def ask(self, capability: str, node: NodeId) -> Future[bytes]:
-        """Ask the actor, by a call of its own."""
-        actor = self._actors.get(node)
-        if actor is None:
-            raise LookupError("there is no agent")
-        future: Future[bytes] = actor.ask.remote(capability).future()
-        return future
 
     # The end.
 
@@ -603,19 +593,21 @@ class RayFleet(FleetBase):
         if self._agent_reuse is not None:  # after what follows of the grant: some may not be wanted there
             self.to_do.put(partial(self._agent_reuse.granted, hosts))
 
-    def logs(self, node: NodeId, asked: LogQuery | LogRead) -> Future[LogAnswer]:
-        """Ask the actor, by a call of its own."""
-        return self.agents.logs(node, asked)
+    # What single agents are asked for.
 
-    # The end.
+    def logs(self, node: NodeId, asked: LogQuery | LogRead) -> Future[LogAnswer]:
+        """Ask the actor."""
+        return self.agents.ask(node, "logs", asked)
 
     def read_result(self, node: NodeId, rank: int, offset: int) -> Future[bytes]:
-        """Ask the actor."""
-        return self.agents.read_result(node, rank, offset)
+        """Ask the actor. Ray moves each part through the object stores of both hosts."""
+        return self.agents.ask(node, "read_result", rank, offset)
 
     def ask(self, capability: str, node: NodeId) -> Future[bytes]:
         """Ask the actor."""
-        return self.agents.ask(capability, node)
+        return self.agents.ask(node, "ask", capability)
+
+    # The end.
 
     def make_idle(self) -> None:
         """Leave agents that are alive, on hosts that are not draining, to the next run, where `keep_warm` is set."""
