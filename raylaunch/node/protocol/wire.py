@@ -1,11 +1,12 @@
 """Sends pickled messages over a socket pair, of which each end is held by one process of ours.
 
-A message that is too long for one packet travels in a memory file whose descriptor is sent instead. `peer_of` says
-whose the other end of any Unix socket is, as the kernel knows it.
+A message that is too long for one packet travels in a memory file whose descriptor is sent instead. Workers connect by
+themselves to what `listen` returns, and speak in other ways.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import pickle
@@ -16,19 +17,34 @@ from typing import Any
 _INLINE = 32_000
 """Bytes; a packet must fit the socket's send buffer (net.core.wmem_default, about 200 kB on Linux)."""
 _MAX_FDS = 2
+_BACKLOG = 1024
 _CREDENTIALS = struct.Struct("iII")
 """`struct ucred` of SO_PEERCRED (unix(7)): process, user and group."""
 
 
-def peer_of(sock: socket.socket) -> tuple[int, int]:
-    """Return the process id and the user of the process at the other end of a Unix socket. Raises OSError."""
-    pid, user, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-    return pid, user
+def listen() -> tuple[socket.socket, str]:
+    """Return a socket that workers of this node can connect to, and its abstract name without its first byte.
+
+    Raises OSError.
+    """
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind("")  # the kernel chooses an abstract name (unix(7), autobind)
+    listener.listen(_BACKLOG)
+    return listener, listener.getsockname()[1:].decode()
 
 
-def peer_is_same_user(sock: socket.socket) -> bool:
-    """Return whether the process at the other end of a Unix socket runs as this process's user."""
-    return peer_of(sock)[1] == os.geteuid()
+def accept(listener: socket.socket) -> tuple[socket.socket, int] | None:
+    """Accept a connection, and return it with the process id at its other end. None: it is gone, or another user's.
+
+    Those are closed, since they could use up all descriptors.
+    """
+    with contextlib.suppress(OSError):
+        sock = listener.accept()[0]
+        pid, user, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+        if user == os.geteuid():
+            return sock, pid
+        sock.close()
+    return None
 
 
 def pair() -> tuple[socket.socket, socket.socket]:

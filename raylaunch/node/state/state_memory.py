@@ -38,8 +38,6 @@ from raylaunch.worker.state.commit_buffer import (
     share_start,
 )
 
-_BACKLOG = 1024
-
 
 class StateMemory:
     """The buffers of one node. Its owner waits until `fileno()` is readable, and then calls `poll`."""
@@ -70,11 +68,8 @@ class StateMemory:
         self.is_final = False
         #: Takes what the ranks restore, as JSON; of "", returns what they choose from.
         self.on_restore: Callable[[str], str] = lambda _: ""
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._listener.bind("")  # the kernel chooses an abstract name (unix(7), autobind)
-        self._listener.listen(_BACKLOG)
         #: Where workers connect: an abstract name, without its first byte.
-        self.address: str = self._listener.getsockname()[1:].decode()
+        self._listener, self.address = wire.listen()
         self._workers: dict[int, socket.socket] = {}
         self._page.numbers[fields.RESTORE_DECIDED] = self._page.numbers[fields.FILES_READY] = (
             0  # an earlier run on the same page has numbered attempts, too
@@ -228,23 +223,15 @@ class StateMemory:
         """Answer the requests that have come."""
         for fd, _ in self._epoll.poll(0):
             if fd == self._listener.fileno():
-                self._accept()
+                if (accepted := wire.accept(self._listener)) is not None:
+                    self._workers[accepted[0].fileno()] = accepted[0]
+                    self._epoll.register(accepted[0], select.EPOLLIN)
             elif fd == self._writes.fileno():
                 self._writes.poll(self._for_disk())
                 if self._assignment is not None:  # what came meanwhile
                     self._writes.write(self._for_disk(), self._assignment.nproc)
             elif not self._answer(self._workers[fd]):
                 self._workers.pop(fd).close()
-
-    def _accept(self) -> None:
-        """Accept a worker's connection. Close another user's, since they could use up all descriptors."""
-        with contextlib.suppress(OSError):
-            worker = self._listener.accept()[0]
-            if not wire.peer_is_same_user(worker):
-                worker.close()
-                return
-            self._workers[worker.fileno()] = worker
-            self._epoll.register(worker, select.EPOLLIN)
 
     def _answer(self, worker: socket.socket) -> bool:
         """Answer one request. Return False where the worker is gone, or is no worker of the attempt."""

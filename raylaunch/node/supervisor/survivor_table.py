@@ -19,8 +19,6 @@ from raylaunch.worker.runtime.spec import WorkerSpec
 from raylaunch.worker.survivors import survivor_link
 from raylaunch.worker.survivors.survivor_link import Rejoin, SurvivorWord
 
-_BACKLOG = 1024
-
 
 @dataclass(slots=True)
 class _ConnectedWorker:
@@ -38,11 +36,8 @@ class SurvivorTable:
 
     def __init__(self) -> None:
         """Raise OSError where no socket can be opened."""
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._listener.bind("")  # the kernel chooses an abstract name (unix(7), autobind)
-        self._listener.listen(_BACKLOG)
         #: Where workers connect: an abstract name, without its first byte.
-        self.address: str = self._listener.getsockname()[1:].decode()
+        self._listener, self.address = wire.listen()
         self._candidates: dict[int, _ConnectedWorker] = {}
         self._epoll = select.epoll()
         self._epoll.register(self._listener, select.EPOLLIN)
@@ -94,7 +89,9 @@ class SurvivorTable:
         can_stay = False
         for fd, _ in self._epoll.poll(0):
             if fd == self._listener.fileno():
-                self._accept()
+                if (accepted := wire.accept(self._listener)) is not None:
+                    self._candidates[accepted[0].fileno()] = _ConnectedWorker(*accepted)
+                    self._epoll.register(accepted[0], select.EPOLLIN)
                 continue
             candidate = self._candidates[fd]
             word = _received(candidate)
@@ -107,16 +104,6 @@ class SurvivorTable:
                 candidate.is_ready, candidate.seconds = True, word.seconds
                 can_stay = True
         return can_stay
-
-    def _accept(self) -> None:
-        """Accept a worker's connection. Close another user's, since they could use up all descriptors."""
-        with contextlib.suppress(OSError):
-            sock = self._listener.accept()[0]
-            if not wire.peer_is_same_user(sock):
-                sock.close()
-                return
-            self._candidates[sock.fileno()] = _ConnectedWorker(sock, wire.peer_of(sock)[0])
-            self._epoll.register(sock, select.EPOLLIN)
 
     def close(self) -> None:
         """Close the socket and the connections of all workers, none of which can stay any more."""
