@@ -237,8 +237,8 @@ class StateMemory:
         """Answer one request. Return False where the worker is gone, or is no worker of the attempt."""
         try:
             data = worker.recv(buffer_client.MESSAGE_BYTES, socket.MSG_DONTWAIT)
-            request = buffer_client.parse(data) if data else None
-            if request is None or self._assignment is None or request.attempt != self._assignment.attempt:
+            request = msgspec.convert(json.loads(data), buffer_client.Request)
+            if self._assignment is None or request.attempt != self._assignment.attempt:
                 return False
             if request.rank not in self._assignment.ranks or request.index not in range(OWN_BUFFERS):
                 return False
@@ -254,7 +254,7 @@ class StateMemory:
                 self._writes.write(self._for_disk(), self._assignment.nproc)
             answer = json.dumps({"error": refused, "note": self.files.why}).encode()
             socket.send_fds(worker, [answer], [file.fd] if file is not None and not refused else [])
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, ValueError, msgspec.MsgspecError):
             return False
         return True
 

@@ -7,9 +7,9 @@ import os
 import socket
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 
-from raylaunch.worker.state.commit_buffer import DURABLE_BUFFER, CommitBuffer
+from raylaunch.worker.state.commit_buffer import CommitBuffer
 
 ADDRESS_VARIABLE = "RAYLAUNCH_STATE"
 """In a worker's environment: the abstract name of the agent's socket (unix(7)), without its first byte."""
@@ -43,23 +43,12 @@ class Request:
     """Where the node is to write checkpoints; "": nowhere."""
     keep: int = 0
     """How many checkpoints stay in that folder."""
-    write: int = 0
-    """1: the buffer is sealed, and to be written to disk as soon as the buffers of the node's ranks all are."""
-    asks_held: int = 0
-    """1: for what the node holds, and lost ones, which is the note: `Holder`s as JSON, or "", if that may change."""
+    write: bool = False
+    """The buffer is sealed, and to be written to disk as soon as the buffers of the node's ranks all are."""
+    asks_held: bool = False
+    """For what the node holds, and lost ones, which is the note: `Holder`s as JSON, or "", if that may change."""
     order: str = ""
     """What the node's ranks restore, a `RestoreOrder` as JSON; "": it asks for something."""
-
-
-def parse(data: bytes) -> Request | None:
-    """Return the request; None: it is none."""
-    try:
-        found = json.loads(data)
-        if all(type(found[field.name]).__name__ == field.type for field in fields(Request)):
-            return Request(**found)
-    except (ValueError, TypeError, KeyError):
-        pass
-    return None
 
 
 def ask(request: Request) -> tuple[int | None, str]:
@@ -119,18 +108,11 @@ class BufferClient:
         self._keep = keep
         self._notes: set[str] = set()
 
-    def buffer(self, index: int, size: int = 0, node_bytes: int = 0) -> CommitBuffer | None:
+    def buffer(self, index: int, size: int = 0, node_bytes: int = 0, *, write: bool = False) -> CommitBuffer | None:
         """Return a buffer, as it is, or with `size` bytes at least; None: it does not exist, and no size is given.
 
-        `node_bytes`: as in a request. Raises MemoryError where the node does not have so much memory.
+        `node_bytes` and `write`: as in a request. Raises MemoryError where the node does not have so much memory.
         """
-        return self._get(index, size, node_bytes)
-
-    def write(self) -> None:
-        """Let the node write the buffer for the disk, which is sealed."""
-        self._get(DURABLE_BUFFER, write=True)
-
-    def _get(self, index: int, size: int = 0, node_bytes: int = 0, *, write: bool = False) -> CommitBuffer | None:
         fd, note = self._ask(
             Request(
                 attempt=self._attempt,
@@ -140,7 +122,7 @@ class BufferClient:
                 node_bytes=node_bytes,
                 folder=self._folder,
                 keep=self._keep,
-                write=int(write),
+                write=write,
             )
         )
         self.say(note)

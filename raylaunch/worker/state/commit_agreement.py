@@ -253,7 +253,7 @@ def choose_commit(
 
     `waiting` is called while this waits. Raises OSError where the agent cannot be reached.
     """
-    while not (held := _told(Request(attempt=attempt, rank=rank, index=0, asks_held=1))):
+    while not (held := _told(Request(attempt=attempt, rank=rank, index=0, asks_held=True))):
         waiting()  # survivors, or subreapers of lost nodes, are not done
         sleep(_HELD_POLL_SECONDS)
     node = int(os.environ.get("GROUP_RANK", "0"))

@@ -180,7 +180,7 @@ class RankBuffers:
         )
         self._before, self._newest = self._newest, held.commit
         if to_disk:
-            self._client.write()
+            self._client.buffer(DURABLE_BUFFER, write=True)
 
     def drop_newest(self) -> Commit | None:
         """Make the last commit count no more, and keep the one before it. Return the last one."""

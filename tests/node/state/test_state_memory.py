@@ -151,7 +151,7 @@ def test_the_first_rank_learns_what_the_node_holds_when_all_workers_are_there(mo
         for rank in (0, 1):
             buffer_of(rank).header.seal(part(rank), tensors=0, pickled=0)
         memory.begin(assign(2, [Member(node="node-0", address="", nproc=1)])[0])
-        ask = Request(attempt=2, rank=0, index=0, asks_held=1)
+        ask = Request(attempt=2, rank=0, index=0, asks_held=True)
         assert buffer_client.ask(ask) == (None, "")
         memory.is_final = True
         order = orders([buffer_client.ask(ask)[1]], 1)[0]
