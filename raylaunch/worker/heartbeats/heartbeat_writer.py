@@ -44,13 +44,13 @@ _MAX_READS = 10
 
 
 class HeartbeatWriter:
-    """The writer of one slot, in the process that owns it; in a forked child it writes nothing.
+    """The writer of one slot, in the process that owns it.
 
     `completed` is always the number of steps that are done by the script's own count.
     """
 
     def __init__(self, numbers: memoryview, slot: int) -> None:
-        self._numbers: memoryview | None = numbers
+        self._numbers = numbers
         self._slot = slot
         self.commits = NodeCommits(numbers)
         #: The steps of the checkpoint that the script was told to write and has not reported yet, or 0.
@@ -67,8 +67,8 @@ class HeartbeatWriter:
         self._write_busy()
 
     def detach(self) -> None:
-        """Write nothing any more. Called in a forked child, because the slot is its parent's."""
-        self._numbers = None
+        """Write into memory of this process from now on. Called in a forked child, because the slot is its parent's."""
+        self._numbers = memoryview(bytearray(8 * slot_offset(shared_page.MAX_WORKERS))).cast("q")
 
     def record_alive(self, *, waits: bool = False) -> None:
         """Record that this process is alive. If the node's lease has expired, kill this process instead.
@@ -76,8 +76,6 @@ class HeartbeatWriter:
         `waits`: it waits for other ranks, which is no sign of life: they may have ended.
         """
         numbers = self._numbers
-        if numbers is None:
-            return
         lease = numbers[shared_page.LEASE_EXPIRES_AT]
         if lease and shared_page.lease_clock() > lease:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -88,8 +86,6 @@ class HeartbeatWriter:
         """Record an optimizer step or a heartbeat. `completed` is 0 where the count is not known."""
         self.record_alive()
         numbers = self._numbers
-        if numbers is None:
-            return
         if completed and not self.script_reports_steps:
             if not numbers[self._slot + shared_page.FIRST_STEP]:
                 numbers[self._slot + shared_page.FIRST_STEP] = completed
@@ -112,8 +108,7 @@ class HeartbeatWriter:
 
     def record_step(self, completed: int) -> None:
         """Record that the script has done `completed` steps, by its own count. It may call this often in a step."""
-        numbers = self._numbers
-        is_known = numbers is not None and numbers[self._slot + shared_page.LAST_STEP] == completed
+        is_known = self._numbers[self._slot + shared_page.LAST_STEP] == completed
         if self.script_reports_steps and is_known:
             self.record_alive()
             return
@@ -148,14 +143,11 @@ class HeartbeatWriter:
 
     def is_save_proposed(self, completed: int) -> bool:
         """Return whether this rank has reached the step proposed for a checkpoint."""
-        numbers = self._numbers
-        return numbers is not None and 0 < numbers[shared_page.PROPOSED_STEP] <= completed
+        return 0 < self._numbers[shared_page.PROPOSED_STEP] <= completed
 
     def is_save_committed(self, completed: int) -> bool:
         """Return whether this rank has reached the agreed checkpoint step."""
         numbers = self._numbers
-        if numbers is None:
-            return False
         proposed = numbers[shared_page.PROPOSED_STEP]  # read once: it may change between two reads
         return 0 < proposed <= completed and numbers[shared_page.COMMITTED_STEP] == proposed
 
@@ -173,8 +165,7 @@ class HeartbeatWriter:
 
     def record_saved(self, completed: int) -> None:
         """Record that the checkpoint after `completed` steps is written."""
-        numbers = self._numbers
-        is_new = numbers is not None and numbers[self._slot + shared_page.POLLED_STEP] == completed
+        is_new = self._numbers[self._slot + shared_page.POLLED_STEP] == completed
         if self._asked_at and is_new:  # else it was written in the background
             self._write(shared_page.SAVE_NS, monotonic_ns() - self._asked_at)
         self._write(shared_page.SAVED_STEP, completed)
@@ -205,14 +196,12 @@ class HeartbeatWriter:
     @property
     def is_ready_to_stop(self) -> bool:
         """Whether this process is between two steps, with nothing to save (`ready_to_stop`)."""
-        numbers = self._numbers
-        return numbers is not None and bool(numbers[self._slot + shared_page.WAITING_FOR_STOP])
+        return bool(self._numbers[self._slot + shared_page.WAITING_FOR_STOP])
 
     @property
     def attempt(self) -> int:
         """The attempt whose workers have the slots of the page."""
-        numbers = self._numbers
-        return numbers[shared_page.ATTEMPT] if numbers is not None else 0
+        return self._numbers[shared_page.ATTEMPT]
 
     def begin_attempt(self) -> None:
         """Go on in the slot, which was cleared, as the worker of another attempt."""
@@ -252,9 +241,7 @@ class HeartbeatWriter:
         self._write(shared_page.BUSY, self._open_sections + bool(self.save_in_progress) + self._unobservable)
 
     def _write(self, field: int, value: int) -> None:
-        numbers = self._numbers
-        if numbers is not None:
-            numbers[self._slot + field] = value
+        self._numbers[self._slot + field] = value
 
 
 class NodeCommits:
