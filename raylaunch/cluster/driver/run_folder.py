@@ -107,14 +107,12 @@ class RecordedRun:
 class JournalFile:
     """The file of the journal, without secrets. After an error, of which it warns, nothing more is written to it.
 
-    Only the writer's thread may use it.
+    Only the thread of its `writer` may use it.
     """
 
-    def __init__(
-        self, folder: Path, writer: FileWriter, fence: FolderFence, secrets: Redactor, warn: Callable[[str], None]
-    ) -> None:
+    def __init__(self, folder: Path, fence: FolderFence, secrets: Redactor, warn: Callable[[str], None]) -> None:
+        self.writer = FileWriter()
         self._folder = folder
-        self._writer = writer
         self._fence = fence
         self._fence_check_at = 0.0
         self._secrets = secrets
@@ -157,7 +155,7 @@ class JournalFile:
             return
         try:
             self._file.write(f"{line()}\n")
-            if not self._writer.waiting:
+            if not self.writer.waiting:
                 self._file.flush()
                 self._check_fence()
         except Exception as error:  # noqa: BLE001
@@ -198,8 +196,8 @@ class RunFolder:
         self._layout = layout
         self._secrets = secrets
         self._warn = warn
-        self._writer = FileWriter() if path is not None else None
-        self._journal = JournalFile(path, self._writer, self.fence, secrets, warn) if path and self._writer else None
+        #: None: nothing is written, or nothing any more.
+        self._journal = JournalFile(path, self.fence, secrets, warn) if path is not None else None
         self._has_given_up = False
         self.recorded = RecordedRun(FolderState(path=self.where, began="", status=StatusBuilder(Job())), secrets)
 
@@ -239,8 +237,8 @@ class RunFolder:
     def resume(self, state: FolderState, job: Job) -> None:
         """Go on with the folder of another driver, as soon as `take_command` is called."""
         self.recorded = RecordedRun(state, self._secrets)
-        if self._writer is not None and (file := self._journal) is not None:
-            self._writer.put(lambda: self._take_over(file, state, job))
+        if (file := self._journal) is not None:
+            file.writer.put(lambda: self._take_over(file, state, job))
 
     def take_command(self) -> None:
         """Write into the folder of another driver from now on, which no longer can: agents obey this one."""
@@ -255,12 +253,12 @@ class RunFolder:
         """Write what is known before the first event. `job_text` has no secrets. `clock`: see `journal.header`."""
         state = FolderState(path=self.where, began=began, status=StatusBuilder(job))
         self.recorded = RecordedRun(state, self._secrets)
-        if self._writer is None or (file := self._journal) is None:
+        if (file := self._journal) is None:
             return
-        self._writer.put(self._link_latest)
-        self._writer.put(lambda: self._write(run_layout.JOB, lambda: job_text))
-        self._writer.put(lambda: self._write(run_layout.PLAN, lambda: _json(self._secrets.shown(asdict(plan)))))
-        self._writer.put(lambda: file.open(job, began, clock))
+        file.writer.put(self._link_latest)
+        file.writer.put(lambda: self._write(run_layout.JOB, lambda: job_text))
+        file.writer.put(lambda: self._write(run_layout.PLAN, lambda: _json(self._secrets.shown(asdict(plan)))))
+        file.writer.put(lambda: file.open(job, began, clock))
 
     def _link_latest(self) -> None:
         """Let the link `latest` beside the folder lead to it, if the file system has links: nothing needs this one."""
@@ -277,23 +275,25 @@ class RunFolder:
     def append(self, entry: JournalEntry) -> None:
         """Append a step of the machine to the journal, without waiting for the disk."""
         self.recorded.add(entry)
-        if self._writer is None or (file := self._journal) is None or self._has_given_up:
+        if (file := self._journal) is None or self._has_given_up:
             return
-        if self._writer.waiting >= MOST_WAITING:
+        if file.writer.waiting >= MOST_WAITING:
             self._has_given_up = True
-            self._writer.put(file.close)
+            file.writer.put(file.close)
             error = OSError(errno.ETIMEDOUT, "the file system does not answer")
             self._warn(_failure(Path(self.where, run_layout.EVENTS), error))
             return
-        self._writer.put(lambda: file.write(entry))
+        file.writer.put(lambda: file.write(entry))
 
     def write_stacks(self, attempt: int, text: str) -> str:
         """Write the stacks of an attempt that hung. Return the file's path; `""` if nothing is written."""
-        if self.path is None or self._writer is None:
+        if self.path is None or self._journal is None:
             return ""
         path = Path(self._layout.attempt_dir(str(self.path), attempt)) / run_layout.STACKS
         name = str(path.relative_to(self.path))
-        self._writer.put(lambda: self._write(name, lambda: printable(self._secrets.hide(text), several_lines=True)))
+        self._journal.writer.put(
+            lambda: self._write(name, lambda: printable(self._secrets.hide(text), several_lines=True))
+        )
         return str(path)
 
     def close(self, result: RunResult, conclude: Callable[[RunResult], None] | None = None) -> None:
@@ -302,16 +302,16 @@ class RunFolder:
         Waits until all is written, but gives up, with a warning, if the file system does not answer for seconds.
         `conclude` is called between, unless the file system does not answer.
         """
-        if self._writer is None or self._journal is None:
+        if (file := self._journal) is None:
             return
-        self._writer.put(self._journal.close)
-        self._writer.put(self.fence.check)
-        if self._writer.drain() and conclude is not None:
+        file.writer.put(file.close)
+        file.writer.put(self.fence.check)
+        if file.writer.drain() and conclude is not None:
             conclude(result)
-        self._writer.put(lambda: self._write(run_layout.RESULT, lambda: _json(self._secrets.shown(facts(result)))))
-        if not self._writer.close():
+        file.writer.put(lambda: self._write(run_layout.RESULT, lambda: _json(self._secrets.shown(facts(result)))))
+        if not file.writer.close():
             self._warn(f"the file system of {self.where} does not answer: what was written last is missing there")
-        self._writer = None
+        self._journal = None
 
     def _write(self, name: str, text: Callable[[], str]) -> None:
         if self.path is None:

@@ -97,15 +97,11 @@ class FileWriter:
         return done.is_set()
 
     def close(self) -> bool:
-        """Wait until all is done, and return True; False if nothing was done for 5 s, or on Ctrl-C."""
+        """Wait as `drain` does, and return the same. Then the thread ends."""
         atexit.unregister(self.close)
+        is_done = self.drain()
         self._work.put(None)
-        left = None
-        with contextlib.suppress(KeyboardInterrupt):
-            while self._thread.is_alive() and left != self._work.qsize():
-                left = self._work.qsize()
-                self._thread.join(STALL_SECONDS)
-        return not self._thread.is_alive()
+        return is_done
 
     def _do(self) -> None:
         while (work := self._work.get()) is not None:

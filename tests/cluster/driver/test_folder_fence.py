@@ -96,7 +96,7 @@ def test_the_journal_is_that_of_the_driver_in_command(tmp_path):
     reader.refresh()
     second = resumed(tmp_path, kept, 2)
     written = threading.Event()
-    second._writer.put(written.set)  # noqa: SLF001
+    second._journal.writer.put(written.set)  # noqa: SLF001
     ticks(second, range(100, 105))
     assert not written.wait(0.3), "it writes, though nobody obeys it yet"
     assert (epoch_of(first.path), len(times(first.path))) == (1, 110)
