@@ -112,23 +112,13 @@ class LedgerKeepers:
 class FencedLeadership:
     """Writes the ledger after each batch of what the driver has heard, and ends this process if it was replaced."""
 
-    def __init__(
-        self,
-        facts: RunFacts,
-        keepers: LedgerKeepers,
-        folder: RunFolder,
-        predecessor: LastDriver | None = None,
-        is_in_command: Callable[[], bool | None] = lambda: True,
-        on_command: Callable[[str], None] = lambda _: None,
-    ) -> None:
-        """`is_in_command` and `on_command`: see `Succession`."""
-        self.predecessor = predecessor
+    def __init__(self, facts: RunFacts, keepers: LedgerKeepers, folder: RunFolder, place: Succession) -> None:
+        self.predecessor = predecessor = place.predecessor
         self.wake_at = float("inf")
         self._facts = facts
         self._keepers = keepers
         self._folder = folder
-        self._is_in_command = is_in_command
-        self._on_command = on_command
+        self._place = place
         self._commands = predecessor is None
         #: When a node was lost last of which nothing but its silence is known: this host may be cut off.
         self._doubt_at = -float("inf")
@@ -159,7 +149,7 @@ class FencedLeadership:
         if not self._commands:
             self._commands = True
             self._folder.take_command()
-            self._on_command(self._folder.where)
+            self._place.on_command(self._folder.where)
 
     def lost(self, gone: AgentLost) -> None:
         """Doubt whether this host is cut off, if only the silence of a node is known."""
@@ -213,7 +203,7 @@ class FencedLeadership:
     def ended(self, nodes: NodeRegistry) -> None:
         """End this process if another driver may go on with the run."""
         asked_at = time.monotonic()
-        known = self._is_in_command()
+        known = self._place.is_in_command()
         if known is False:
             self._folder.fence.leave("another driver has taken over, or Ray starts one, or the run was ended")
         if known is None and (not self._commands or self._is_cut_off(nodes, asked_at)):
@@ -295,7 +285,7 @@ class Succession:
     ) -> Driver:
         """Return the driver. `began`: the time.monotonic() of the run's beginning."""
         keepers = LedgerKeepers(fleet, facts.spec, self.epoch)
-        leadership = FencedLeadership(facts, keepers, folder, self.predecessor, self.is_in_command, self.on_command)
+        leadership = FencedLeadership(facts, keepers, folder, self)
         driver = Driver(facts.job, facts.run_id, fleet, folder, observer, began, links, leadership, capabilities)
         folder.fence.on_leave = partial(end_nodes, driver.nodes)
         return driver

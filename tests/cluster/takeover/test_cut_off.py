@@ -152,7 +152,7 @@ def test_the_end_of_a_run(monkeypatch, answer, is_silent, heard_at, why):
     """
     monkeypatch.setattr(succession, "_OTHERS_SECONDS", 0.05)
     found, fleet = two_nodes()
-    found._leadership._is_in_command = lambda: answer
+    found._leadership._place.is_in_command = lambda: answer
     if is_silent:
         lose(found, fleet, silent("node-2"))
     monkeypatch.setattr(found.nodes, "last_heard", lambda _: heard_at)
@@ -168,8 +168,8 @@ def test_a_driver_that_nobody_has_obeyed_writes_no_result(monkeypatch):
     found, agents = taking_over(is_driver_gone=True)
     leadership, told = found._leadership, []
     found.folder.fence = Fence()
-    leadership._on_command = told.append
-    leadership._is_in_command = lambda: None
+    leadership._place.on_command = told.append
+    leadership._place.is_in_command = lambda: None
     monkeypatch.setattr(leadership, "_is_cut_off", lambda *_: False)
     with pytest.raises(LeftError, match="reaches neither"):
         leadership.ended(found.nodes)

@@ -133,7 +133,8 @@ def driver(fleet, job: Job, ledger=None, kind: type[Driver] = Driver, *, gone: b
     if ledger:
         seconds = {"process_seconds": 1.0, "state_seconds": 0.1, "found_at": time.monotonic()}
         last = LastDriver(ledger=ledger, driver=2, is_gone=gone, **seconds)
-    leadership = FencedLeadership(facts, fleet, folder, last)
+    place = SimpleNamespace(predecessor=last, is_in_command=lambda: True, on_command=lambda _: None)
+    leadership = FencedLeadership(facts, fleet, folder, place)
     found = kind(
         job, "run", fleet, recorder, recorder, time.monotonic(), leadership=leadership, capabilities=CAPABILITIES
     )
