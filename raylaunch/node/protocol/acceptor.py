@@ -7,10 +7,8 @@ it says hello at once, and connects again if it was dropped.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hmac
-import os
 import secrets
 import selectors
 import socket
@@ -65,9 +63,6 @@ class Acceptor(ABC):
         self.address = SecretAddress(host=host, port=port, secret=secret or secrets.token_hex(32))
         #: From the oldest to the newest.
         self._unauthenticated: dict[socket.socket, _Hello] = {}
-        #: A spare descriptor. If no other is left, it is closed, so that a connection can be accepted and then closed.
-        #: None: it could not be opened again.
-        self._spare: int | None = _spare_descriptor()
         #: When to accept connections again, after the machine had no resources. None: they are accepted now.
         self._resume_at: float | None = None
         self._selector = selectors.DefaultSelector()
@@ -99,9 +94,6 @@ class Acceptor(ABC):
         for sock in (self._server, self._stopped, *self._unauthenticated):
             sock.close()
         self._selector.close()
-        if self._spare is not None:
-            os.close(self._spare)
-            self._spare = None
 
     def _listen(self) -> None:
         while True:
@@ -132,7 +124,6 @@ class Acceptor(ABC):
             self._drop(line)
         if self._resume_at is not None and self._resume_at <= now:
             self._resume_at = None
-            self._spare = _spare_descriptor() if self._spare is None else self._spare
             self._selector.register(self._server, selectors.EVENT_READ, "")
 
     def _accept(self) -> None:
@@ -157,26 +148,15 @@ class Acceptor(ABC):
             self._drop(next(iter(self._unauthenticated)))
 
     def _make_room(self) -> None:
-        """Close a connection, since no descriptor is left: the oldest that has not said hello, or else the new one.
+        """Close the oldest connection that has not said hello, since no descriptor is left; or accept none for a while.
 
-        Otherwise the new one would wait in the backlog, and this thread would never sleep.
+        The new one waits until then. Without the pause, this thread would never sleep.
         """
         if self._unauthenticated:
             self._drop(next(iter(self._unauthenticated)))
-        elif not self._refuse():
+        else:
             self._selector.unregister(self._server)
             self._resume_at = time.monotonic() + _PAUSE_SECONDS
-
-    def _refuse(self) -> bool:
-        """Close the new connection with the help of the spare descriptor. False: that is not possible."""
-        if self._spare is None:
-            return False
-        os.close(self._spare)
-        self._spare = None
-        with contextlib.suppress(OSError):  # something else is lacking, or another thread has taken the descriptor
-            self._server.accept()[0].close()
-            self._spare = _spare_descriptor()
-        return self._spare is not None
 
     def _read_hello(self, line: socket.socket) -> None:
         hello = self._unauthenticated[line]
@@ -212,10 +192,3 @@ class Acceptor(ABC):
         if not self._readable(line, name):
             self._selector.unregister(line)
             line.close()
-
-
-def _spare_descriptor() -> int | None:
-    try:
-        return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
