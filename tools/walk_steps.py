@@ -271,7 +271,7 @@ core.machine.events_and_actions:Launch
 # The script of the first worker of each node
 worker.state.elastic_state:State.restore
 worker.state.rank_commits:RankCommits.begin
-worker.state.commit_agreement:choose_commit | how the ranks choose what they restore
+worker.state.commit_agreement:CommitAgreement.choose_commit | how the ranks choose what they restore
 worker.state.buffer_client:ask
 # The agent of each node
 node.supervisor.supervisor:Supervisor.poll
@@ -279,7 +279,7 @@ node.state.state_memory:StateMemory._answer
 # The same agent, which says what the node holds
 capabilities.state.agent:StateCopies._restore
 # The same worker
-worker.state.commit_agreement:choose_commit
+worker.state.commit_agreement:CommitAgreement.choose_commit
 worker.state.commit_agreement:CommitAgreement.exchange
 worker.state.commit_agreement:orders
 core.machine.commits:choose | which commit the world goes on from

@@ -2,7 +2,7 @@
 
 At the beginning of an attempt, the first rank of each node asks the agent what the node holds, and tells the others.
 Rank 0 chooses, and each first rank tells its agent, which gets the parts that the node lacks and then shows the choice
-on the shared page (`choose_commit`).
+on the shared page (`CommitAgreement.choose_commit`).
 
 A rank has two buffers. It overwrites the older one only when all ranks have the newer one whole, so there is always a
 commit that all ranks have. In a script whose ranks wait for each other in collectives, this is so when they come to the
@@ -142,6 +142,18 @@ class CommitAgreement:
         self._await(answered, 1, what.format(missing="some"), "restore")
         return str(store.get(f"{answered}/{node}").decode())
 
+    def choose_commit(self, attempt: int, nodes: int) -> None:
+        """Choose what to restore with the first ranks of the other nodes, and tell the agent. For such a rank.
+
+        Raises OSError where the agent cannot be reached.
+        """
+        while not (held := _told(Request(attempt=attempt, rank=self._rank, index=0, asks_held=True))):
+            self._waiting()  # survivors, or subreapers of lost nodes, are not done
+            sleep(_HELD_POLL_SECONDS)
+        node = int(os.environ.get("GROUP_RANK", "0"))
+        order = self.exchange(node, nodes, held, lambda words: orders(words, self._world_size))
+        _told(Request(attempt=attempt, rank=self._rank, index=0, order=order))
+
     def has_all(self) -> bool:
         """Return whether all ranks have the first commit, which this rank has made."""
         return self._world_size == 1 or self._connected().add(f"{self._prefix}/count/1", 0) >= self._world_size
@@ -244,21 +256,6 @@ class CopyRounds:
         if node.copied_steps() is None or not self._is_counted:
             return False
         return agreement.count_copied(0) >= self._nodes * self._rounds
-
-
-def choose_commit(
-    agreement: CommitAgreement, waiting: Callable[[], None], attempt: int, world_size: int, rank: int, nodes: int
-) -> None:
-    """Choose what to restore with the first ranks of the other nodes, and tell the agent. `rank`: the first of a node.
-
-    `waiting` is called while this waits. Raises OSError where the agent cannot be reached.
-    """
-    while not (held := _told(Request(attempt=attempt, rank=rank, index=0, asks_held=True))):
-        waiting()  # survivors, or subreapers of lost nodes, are not done
-        sleep(_HELD_POLL_SECONDS)
-    node = int(os.environ.get("GROUP_RANK", "0"))
-    order = agreement.exchange(node, nodes, held, lambda words: orders(words, world_size))
-    _told(Request(attempt=attempt, rank=rank, index=0, order=order))
 
 
 def _told(request: Request) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from raylaunch.core.machine.commits import Commit, HeldCommit
 from raylaunch.worker.heartbeats import heartbeat_writer, shared_page
 from raylaunch.worker.heartbeats.heartbeat_writer import HeartbeatWriter
-from raylaunch.worker.state import buffer_client, commit_agreement, shared_tensors
+from raylaunch.worker.state import buffer_client, shared_tensors
 from raylaunch.worker.state.buffer_client import BufferClient
 from raylaunch.worker.state.checkpoints import checksums
 from raylaunch.worker.state.checkpoints.durable_folder import DurableFolder
@@ -342,9 +342,7 @@ class RankCommits:
         self.agreement = CommitAgreement(place.rank, place.world_size, waiting)
         has_agent = shared_page.PAGE_VARIABLE in os.environ
         if has_agent and place.local_rank == 0:
-            commit_agreement.choose_commit(
-                self.agreement, waiting, place.attempt, place.world_size, place.rank, place.nodes
-            )
+            self.agreement.choose_commit(place.attempt, place.nodes)
         chosen, old_size = writer.commits.commit_to_restore(writer.record_alive) or (None, 0)
         client = BufferClient(place.attempt, place.rank)
         if folder is not None:
