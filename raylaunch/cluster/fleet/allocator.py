@@ -28,7 +28,6 @@ from typing import TypeVar
 from raylaunch.cluster.fleet_api import Tell
 from raylaunch.core.newtypes import NO_HOST, NO_NODE, HostId, NodeId
 from raylaunch.core.placement.plan import Bundle, Plan
-from raylaunch.node.protocol.node_goal import Order
 from raylaunch.node.protocol.node_spec import AgentSpec
 
 _Answer = TypeVar("_Answer")
@@ -632,7 +631,7 @@ class Allocator:
 class FleetBase(ABC):
     """What all fleets do: they ask an allocator, with the time, and queue the requests that follow.
 
-    How a request is done, and how a node is sent an order, is up to the fleet: `_put` and `send` are its own.
+    How a request is done is up to the fleet.
     """
 
     def __init__(
@@ -660,10 +659,6 @@ class FleetBase(ABC):
     @abstractmethod
     def _put(self, request: Request) -> None:
         """Queue a request of the allocator's. Requests are done in order, in a thread of the fleet's."""
-
-    @abstractmethod
-    def send(self, node: NodeId, order: Order) -> None:
-        """Send an order to a node's agent, without waiting. Does nothing where the node has no agent any more."""
 
     # Which nodes there are.
 

@@ -23,7 +23,6 @@ from raylaunch.core.newtypes import NodeId, assert_never
 from raylaunch.node.linux import limits, procfs
 from raylaunch.node.linux.timerfd import TimerFd
 from raylaunch.node.protocol import forkserver_messages, node_status, wire
-from raylaunch.node.protocol.import_manifest import ImportManifest
 from raylaunch.node.protocol.node_goal import (
     CommitCheckpoint,
     DumpStacks,
@@ -137,11 +136,6 @@ class Supervisor:
         self._starts = _ServerStarts(spec.job.preloaded)
         self._oom_kills = OomKills()
         self._closed = False
-
-    @property
-    def manifest(self) -> ImportManifest | None:
-        """What the zygote imports ahead of the script, as the fork server last reported."""
-        return self.client.manifest
 
     def start(self) -> None:
         """Start the fork server, unless there is one. `Ready` follows when it has imported everything."""

@@ -113,7 +113,7 @@ def run_until_preloaded(node: Node, pipe: MessagePipe, path: str, *names: str, n
         changed = node.wait(ManifestChanged)
         if changed.why:
             left_out.append(changed.why)
-        elif (manifest := node.supervisor.manifest) and {*names} <= {module.name for module in manifest.parts}:
+        elif (manifest := node.supervisor.client.manifest) and {*names} <= {module.name for module in manifest.parts}:
             return left_out
 
 

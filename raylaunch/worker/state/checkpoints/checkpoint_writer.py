@@ -267,17 +267,12 @@ def _writers(
     return writers
 
 
-def explained(error: BaseException, folder: DurableFolder, held: HeldCommit | None) -> str:
-    """Return what to tell a person about a checkpoint that could not be written."""
-    what = f"the state after {count(held.commit.steps, 'step')}" if held is not None else "the state"
-    why = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else f"{error}".split("\n", 1)[0]
-    return f"{what} could not be written to {folder.path}: {why or type(error).__name__}"
-
-
 def report(write: Callable[[], str], folder: DurableFolder, held: HeldCommit | None) -> str:
     """Write, and return what to tell a person; "": all is well."""
     try:
         write()
     except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
-        return explained(error, folder, held)
+        what = f"the state after {count(held.commit.steps, 'step')}" if held is not None else "the state"
+        why = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else f"{error}".split("\n", 1)[0]
+        return f"{what} could not be written to {folder.path}: {why or type(error).__name__}"
     return ""
