@@ -64,12 +64,12 @@ class RaylaunchError(Exception):
         return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Exceptions are pickled to reach other processes; the default way loses keyword arguments.
-        return _rebuild, (type(self), self.message, self.hint)
+        # Exceptions are pickled to reach other processes; the default way calls `__init__` without keyword arguments.
+        return _without_init, (type(self), self.message), vars(self)
 
 
-def _rebuild(cls: type[RaylaunchError], message: str, hint: str) -> RaylaunchError:
-    return cls(message, hint=hint)
+def _without_init(kind: type[RaylaunchError], message: str) -> RaylaunchError:
+    return kind.__new__(kind, message)
 
 
 class ConfigError(RaylaunchError):

@@ -74,13 +74,6 @@ class RankRestartedError(RaylaunchError):
             hint="make the call again, or have it made again by `retry=True`",
         )
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return _restarted, (self.restart, self.interrupted)
-
-
-def _restarted(restart: GroupRestart, interrupted: bool) -> RankRestartedError:
-    return RankRestartedError(restart, interrupted=interrupted)
-
 
 class CallFailedError(RaylaunchError):
     """A method raised an exception in a rank, which goes on. `__cause__` is it, if it could be pickled."""
@@ -91,13 +84,6 @@ class CallFailedError(RaylaunchError):
         super().__init__(message, hint=hint)
         #: The first rank whose exception was heard of.
         self.rank = rank
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return _call_failed, (self.message, self.hint, self.rank)
-
-
-def _call_failed(message: str, hint: str, rank: int) -> CallFailedError:
-    return CallFailedError(message, hint=hint, rank=rank)
 
 
 class GroupCall(Future[Any]):

@@ -135,7 +135,8 @@ def test_run_whose_time_is_over():
     cut = RunResult(exit_code=75, why="its time is over", seconds=1.0, restarts=0, attempts=(), cause=None)
     error = api.error_of(RunOutcome(result=cut))
     assert isinstance(error, raylaunch.RunStoppedError)
-    assert (str(error), error.exit_code) == ("its time is over", 75)
+    for one in (error, pickle.loads(pickle.dumps(error))):
+        assert (str(one), one.exit_code) == ("its time is over", 75)
 
 
 def test_ctrl_c_is_a_keyboard_interrupt():

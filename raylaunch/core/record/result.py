@@ -110,9 +110,6 @@ class JobFailedError(RaylaunchError):
         #: The whole result; `result.cause` is the failure of the worker that failed first.
         self.result = result
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild_error, (self.message, self.hint, self.result)
-
     @property
     def rank(self) -> int | None:
         """The rank that failed first; None if no worker's failure ended the run."""
@@ -127,10 +124,6 @@ class JobFailedError(RaylaunchError):
     def run_dir(self) -> str:
         """The path of the run folder; `""` if no files are kept."""
         return self.result.run_dir
-
-
-def _rebuild_error(message: str, hint: str, result: RunResult) -> JobFailedError:
-    return JobFailedError(message, hint=hint, result=result)
 
 
 class ResultBuilder:
