@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -36,9 +37,9 @@ from raylaunch.core.newtypes import NodeId, StrEnum
 from raylaunch.core.record.journal import JournalEntry
 
 MOST_HANGS = 20
-"""So many of the last hangs are kept with their stacks."""
+"""The most hangs that are kept, with their stacks: the last ones."""
 MOST_TAKEOVERS = 50
-"""So many of the last takeovers are kept."""
+"""The most takeovers that are kept: the last ones."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -234,10 +235,10 @@ class HistoryBuilder:
         self._states = StatesBuilder()
         self._lives = LivesBuilder()
         self._rates = RatesBuilder()
-        self._hangs: list[WorkersHung] = []
-        self._omitted_hangs = 0
-        self._takeovers: list[DriverReplaced] = []
-        self._omitted_takeovers = 0
+        self._hangs: deque[WorkersHung] = deque(maxlen=MOST_HANGS)
+        self._hang_count = 0
+        self._takeovers: deque[DriverReplaced] = deque(maxlen=MOST_TAKEOVERS)
+        self._takeover_count = 0
 
     def add(self, entry: JournalEntry) -> None:
         """Take the next entry of the journal."""
@@ -249,14 +250,10 @@ class HistoryBuilder:
                 self._rates.add(event, self._lives.roster)
             case WorkersHung():
                 self._hangs.append(event)
-                if len(self._hangs) > MOST_HANGS:
-                    del self._hangs[0]
-                    self._omitted_hangs += 1
+                self._hang_count += 1
             case DriverReplaced():
                 self._takeovers.append(event)
-                if len(self._takeovers) > MOST_TAKEOVERS:
-                    del self._takeovers[0]
-                    self._omitted_takeovers += 1
+                self._takeover_count += 1
             case _:
                 pass
 
@@ -277,7 +274,7 @@ class HistoryBuilder:
             slow_ranks=tuple(self._rates.slow_ranks()),
             reports=self._rates.reports,
             hangs=tuple(self._hangs),
-            omitted_hangs=self._omitted_hangs,
+            omitted_hangs=self._hang_count - len(self._hangs),
             takeovers=tuple(self._takeovers),
-            omitted_takeovers=self._omitted_takeovers,
+            omitted_takeovers=self._takeover_count - len(self._takeovers),
         )
