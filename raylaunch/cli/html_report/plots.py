@@ -13,7 +13,7 @@ from raylaunch.core.text import count, duration
 
 COLUMNS = 200
 MOST_MARKS = 60
-"""So many restarts are marked one by one; more of them are counted by place."""
+"""How many restarts are marked one by one; more of them are counted by place."""
 _TICKS = (
     *(0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1_200, 1_800, 3_600, 7_200, 14_400, 21_600, 43_200),
     *(86_400 * days for days in (1, 2, 5, 7, 14, 28, 56, 112, 365)),

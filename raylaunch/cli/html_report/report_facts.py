@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
-from raylaunch.cli.html_report.outcome_text import ReportOutcome, RunEnd, outcome
+from raylaunch.cli.html_report.outcome_text import ReportOutcome, RunEnd
 from raylaunch.core.failures.failure import alike, consequences
 from raylaunch.core.history.attempt_times import AttemptTimes, mean_rate
 from raylaunch.core.history.run_history import RestartCost, RestartPart, RunHistory
@@ -16,13 +16,11 @@ from raylaunch.core.history.step_rates import StepRate
 from raylaunch.core.history.time_per_state import TimeState
 from raylaunch.core.job.job import Job
 from raylaunch.core.machine.events_and_actions import WorkersHung
-from raylaunch.core.record.journal import JournalHeader
 from raylaunch.core.record.result import RunResult
-from raylaunch.errors import JOB_FAILURES
 
 _SCHEMA = 1
 MOST_FIRST, MOST_LAST = 12, 38
-"""So many of the first and last attempts and restarts are listed."""
+"""How many of the first and of the last attempts and restarts are listed."""
 MOST_NODES = 40
 MOST_SLOW = 12
 _MOST_RATES = 1_000
@@ -30,17 +28,6 @@ _IMPLIED = {"exclude_after": 0, "show": "raw"}
 """What raylaunch sets itself: where all nodes are on one host, and for a script."""
 
 _Item = TypeVar("_Item")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunRecordRead:
-    """What was read of a run folder."""
-
-    header: JournalHeader
-    status: RunStatus
-    history: RunHistory
-    unreadable: int
-    """The lines of the journal that could not be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,32 +58,6 @@ class ReportFacts:
     def steps_per_second(self) -> float | None:
         """The mean rate over the time in which steps were made; None: none were seen."""
         return mean_rate(self.history.attempts)
-
-
-def facts(run_id: str, folder: str, end: RunEnd, read: RunRecordRead) -> ReportFacts:
-    """Collect what the report says. `folder`: the run folder, as it is shown."""
-    result = read.status.result
-    if end.exit_code is not None:
-        result = replace(
-            result,
-            exit_code=end.exit_code,
-            why=end.why or result.why,
-            cause=result.cause if end.exit_code in JOB_FAILURES else None,
-        )
-    return ReportFacts(
-        id=run_id,
-        name=read.header.job.title,
-        folder=folder,
-        began=read.header.began,
-        end=end,
-        outcome=outcome(run_id, end, read.status, result),
-        result=result,
-        history=read.history,
-        status=read.status,
-        job=read.header.job,
-        versions=dict(read.header.versions),
-        unreadable=read.unreadable,
-    )
 
 
 def ends_of(items: Sequence[_Item], first: int = MOST_FIRST, last: int = MOST_LAST) -> tuple[list[_Item], list[_Item]]:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from raylaunch.cli.html_report.outcome_text import RunEnd
-from raylaunch.cli.html_report.report_facts import ReportFacts, RunRecordRead, facts
+from raylaunch.cli.html_report.outcome_text import RunEnd, outcome
+from raylaunch.cli.html_report.report_facts import ReportFacts
 from raylaunch.cluster.driver.observer import described
 from raylaunch.cluster.local.file_writer import STALL_SECONDS, replacing
 from raylaunch.core.history.run_history import HistoryBuilder
@@ -18,7 +18,7 @@ from raylaunch.core.job.job import Job
 from raylaunch.core.job.redaction import Redactor
 from raylaunch.core.record import journal, run_layout
 from raylaunch.core.record.result import RunResult
-from raylaunch.errors import ConfigError, end_state
+from raylaunch.errors import JOB_FAILURES, ConfigError, end_state
 from raylaunch.node.logs import log_files
 from raylaunch.node.logs.log_files import LogQuery
 
@@ -29,11 +29,8 @@ MOST_AT_THE_END = 8_000_000
 """Bytes of a journal of which a run writes the report at its end: of a longer one that takes seconds."""
 
 
-def read(folder: Path, until: float = 0.0) -> RunRecordRead:
-    """Read the journal of a run folder. Lines that cannot be read are counted and omitted.
-
-    `until`: for a run that goes on, the seconds since it began. Raises ConfigError if there is no journal.
-    """
+def _facts(folder: Path, run_id: str, end: RunEnd, until: float) -> ReportFacts:
+    """Return what the journal of a run folder tells. Lines that cannot be read are counted and omitted."""
     path = folder / run_layout.EVENTS
     try:
         with path.open("rb") as file:
@@ -51,20 +48,41 @@ def read(folder: Path, until: float = 0.0) -> RunRecordRead:
         raise ConfigError(f"{path} cannot be read: {error.strerror}", hint="a report is made of it") from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is no journal of a run: {error}", hint="a report is made of it") from None
-    return RunRecordRead(
-        header=header,
-        status=status.status(run_dir=str(folder), began=header.began),
+    shown = status.status(run_dir=str(folder), began=header.began)
+    result = _ended(shown.result, end)
+    return ReportFacts(
+        id=run_id,
+        name=header.job.title,
+        folder=str(folder),
+        began=header.began,
+        end=end,
+        outcome=outcome(run_id, end, shown, result),
+        result=result,
         history=history.history(until),
+        status=shown,
+        job=header.job,
+        versions=dict(header.versions),
         unreadable=unreadable,
     )
 
 
 def collect(folder: Path, run_id: str, end: RunEnd, environ: Mapping[str, str], until: float = 0.0) -> ReportFacts:
-    """Return what the report of a run says, without secrets. Raises ConfigError if there is no journal."""
-    found = facts(run_id, str(folder), end, read(folder, until))
+    """Return what the report of a run says, without secrets. Raises ConfigError if there is no journal.
+
+    `until`: for a run that goes on, the seconds since it began.
+    """
+    found = _facts(folder, run_id, end, until)
     if found.result.cause is None and found.status.attempt:
         found = replace(found, output=_last_output(folder, found.job.log_layout, found.status.attempt))
     return Redactor.of(found.job, environ).shown(found)
+
+
+def _ended(result: RunResult, end: RunEnd) -> RunResult:
+    """Return what a journal says of the result of a run that has ended so."""
+    if end.exit_code is None:
+        return result
+    cause = result.cause if end.exit_code in JOB_FAILURES else None
+    return replace(result, exit_code=end.exit_code, why=end.why or result.why, cause=cause)
 
 
 def _last_output(folder: Path, layout: str, attempt: int) -> str:

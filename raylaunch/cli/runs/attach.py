@@ -14,7 +14,7 @@ from raylaunch.cli.output.live_line import LiveLine, LiveStatus
 from raylaunch.cli.runs.follow_logs import LogFollower
 from raylaunch.cli.runs.run_reader import RunReader
 from raylaunch.cli.runs.run_summary import RunSummary
-from raylaunch.cli.runs.worker_logs import LineFormat, LogChoice
+from raylaunch.cli.runs.worker_logs import LogChoice
 from raylaunch.core.history.run_status import NodeState, RunStatus
 from raylaunch.core.machine.state import Phase
 from raylaunch.core.text import printable
@@ -28,8 +28,6 @@ def attach(run: RunReader, arguments: Namespace) -> int:
         streams=("stdout", "stderr"),
         ranks=flag_values.ranks(arguments.rank),
         lines=None if since else 0,
-        pattern=None,
-        shape=LineFormat(),
         since=since or None,
     )
     return AttachedView(run, choice).show()

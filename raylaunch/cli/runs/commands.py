@@ -30,7 +30,7 @@ from raylaunch.node.linux import procfs
 
 _WATCH_SECONDS = 2.0
 _MOST_ASKED = 16
-"""So many runs are looked at at the same time."""
+"""How many runs are looked at at the same time."""
 _CLEAR = "\x1b[H\x1b[2J\x1b[3J"
 
 

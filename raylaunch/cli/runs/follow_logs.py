@@ -16,7 +16,7 @@ from raylaunch.cli.args.flag_values import is_whole
 from raylaunch.cli.run_once import say
 from raylaunch.cli.runs.run_reader import RunReader
 from raylaunch.cli.runs.run_summary import RunSummary, seconds_since, summary
-from raylaunch.cli.runs.worker_logs import AttemptLogs, LineFormat, LogChoice
+from raylaunch.cli.runs.worker_logs import AttemptLogs, LogChoice
 from raylaunch.core.failures.failure import root_cause
 from raylaunch.core.history.run_status import RunStatus
 from raylaunch.core.machine.state import Phase
@@ -26,7 +26,7 @@ from raylaunch.errors import ConfigError, ExitCode
 
 _POLL_SECONDS = 0.25
 _NODES_PER_SECOND = 200
-"""So many nodes are asked in a second, at most, by one who follows a run."""
+"""How many nodes a command that follows a run asks in a second, at most."""
 _RESULT_SECONDS = 30.0
 """How long one who has followed a run waits for its result, which the driver writes when its agents have ended."""
 _TAIL = "100"
@@ -107,7 +107,9 @@ def _choice(arguments: Namespace) -> LogChoice:
         ranks=flag_values.ranks(arguments.rank) if arguments.rank else None,
         lines=flag_values.number_or_all(tail),
         pattern=pattern,
-        shape=LineFormat(is_prefixed=not arguments.no_prefix, has_times=arguments.timestamps, is_json=arguments.json),
+        is_prefixed=not arguments.no_prefix,
+        has_times=arguments.timestamps,
+        is_json=arguments.json,
         node=arguments.node or "",
         since=since or None,
     )
@@ -141,8 +143,6 @@ def text(run: RunReader, ranks: int | Iterable[int] | None, attempt: int | None,
         streams=tuple(LOGS),
         ranks=None if chosen is None else tuple(range(rank, rank + 1) for rank in chosen),
         lines=tail,
-        pattern=None,
-        shape=LineFormat(),
     )
     run.refresh()
     status = run.status()

@@ -39,8 +39,6 @@ RETRY_SECONDS = 5.0
 """When a driver that could not be asked, and may not be gone, is asked again."""
 _UNKNOWN_SECONDS = 30.0
 """How long a command that needs a detached run waits for a cluster that does not know the run, or does not answer."""
-_TAKEOVER_SECONDS = SUCCESSION_SECONDS
-"""How long it waits for another driver, if the cluster knows the run."""
 _FIND_SECONDS = 0.3
 _RESULT_SECONDS = 10.0
 """How long a driver may take to write its result, at most, where others wait for it."""
@@ -210,7 +208,7 @@ class RunReader:
         `say` is called if there is none right now.
         """
         self._needs_driver = True
-        deadline = time.monotonic() + (_TAKEOVER_SECONDS if self._find is not None else 0.0)
+        deadline = time.monotonic() + (SUCCESSION_SECONDS if self._find is not None else 0.0)
         self.refresh()
         if not self._is_settled and self._find is not None:
             say()

@@ -23,18 +23,6 @@ from raylaunch.node.logs.log_files import LogBlock, LogQuery, LogSpan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LineFormat:
-    """What is shown with each line of a worker: its rank, its time, or both as JSON."""
-
-    is_prefixed: bool = True
-    """Whether each line begins with its rank, if the attempt has several and more than one of them is shown."""
-    has_times: bool = False
-    """Whether the time follows, at which it was written."""
-    is_json: bool = False
-    """Whether each line is a JSON object instead."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LogChoice:
     """Which lines are shown, and how."""
 
@@ -43,10 +31,15 @@ class LogChoice:
     ranks: tuple[range, ...] | None
     """None: all."""
     lines: int | None
-    """So many last lines of each file; None: all."""
-    pattern: re.Pattern[bytes] | None
-    """Only lines in which it is found."""
-    shape: LineFormat
+    """How many of the last lines of each file; None: all."""
+    pattern: re.Pattern[bytes] | None = None
+    """Only lines in which it is found; None: all."""
+    is_prefixed: bool = True
+    """Whether each line begins with its rank, if the attempt has several and more than one of them is shown."""
+    has_times: bool = False
+    """Whether the time follows, at which it was written."""
+    is_json: bool = False
+    """Whether each line is a JSON object instead."""
     node: str = ""
     """Only files of this node; `""`: of all."""
     since: float | None = None
@@ -55,7 +48,7 @@ class LogChoice:
     @property
     def needs_times(self) -> bool:
         """Whether lines are shown with the time at which they were written."""
-        return self.shape.has_times or self.shape.is_json
+        return self.has_times or self.is_json
 
     def query(self, attempt: int, lines: int | None = None) -> LogQuery:
         """Return what is asked of the files of an attempt: all of their bytes, or their last lines."""
@@ -65,7 +58,7 @@ class LogChoice:
     def prefix(self, rank: int, world_size: int) -> bytes:
         """Return what each line of a rank begins with: as in the output of a run."""
         is_alone = world_size == 1 or (self.ranks is not None and sum(map(len, self.ranks)) == 1)
-        return b"" if is_alone or not self.shape.is_prefixed else f"[{rank}] ".encode()
+        return b"" if is_alone or not self.is_prefixed else f"[{rank}] ".encode()
 
 
 class WorkerLog:
@@ -111,11 +104,10 @@ class WorkerLog:
 
     def _shown(self, line: bytes, end: int) -> bytes:
         """Return a line as it is shown. `end`: its position in the file."""
-        shape = self._choice.shape
-        if shape.is_json:
+        if self._choice.is_json:
             text = line.decode(errors="replace").rstrip("\r\n")
             return json.dumps({**self._facts, "time": self._time(end) or None, "line": text}).encode() + b"\n"
-        time = f"{self._time(end) or '-'} ".encode() if shape.has_times else b""
+        time = f"{self._time(end) or '-'} ".encode() if self._choice.has_times else b""
         return self._prefix + time + line
 
     def _time(self, end: int) -> str:

@@ -10,6 +10,7 @@ import threading
 import pytest
 
 from raylaunch.cli.html_report import run_report
+from raylaunch.cli.html_report.outcome_text import RunEnd
 from raylaunch.core.job.job import Job
 from raylaunch.core.record.result import RunResult
 from raylaunch.errors import ConfigError
@@ -95,7 +96,8 @@ def test_a_folder_without_a_journal(tmp_path, text):
 def test_a_run_that_goes_on(tmp_path):
     """Its times go on too."""
     folder = write_journal(tmp_path, failed_run()[:-1])
-    assert run_report.read(folder, 100.0).history.per_state["train"] == 96.0
+    end = RunEnd(state="running", exit_code=None, why="", is_alive=True)
+    assert run_report.collect(folder, "night", end, {}, 100.0).history.per_state["train"] == 96.0
 
 
 def test_the_template_engine_is_imported_when_it_is_needed():

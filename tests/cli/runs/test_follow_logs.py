@@ -12,7 +12,7 @@ import pytest
 from raylaunch.cli import main
 from raylaunch.cli.runs import known_runs
 from raylaunch.cli.runs.follow_logs import LogFollower
-from raylaunch.cli.runs.worker_logs import LineFormat, LogChoice
+from raylaunch.cli.runs.worker_logs import LogChoice
 from raylaunch.core.machine.state import Phase
 from raylaunch.core.record import journal
 from raylaunch.errors import ExitCode
@@ -266,7 +266,7 @@ def test_what_workers_write_while_the_next_attempt_starts(registry, tmp_path):
     log.write_text("first\n")
     registry.add(folder)
     seen: list[bytes] = []
-    choice = LogChoice(streams=("stdout",), ranks=None, lines=9, pattern=None, shape=LineFormat(is_prefixed=False))
+    choice = LogChoice(streams=("stdout",), ranks=None, lines=9, is_prefixed=False)
     follower = LogFollower(known_runs.find("b", registry.environ), choice, seen.extend, lambda _: None)
     follower.step()
     (folder / "events.jsonl").write_text("".join(lines[: begins + 2]))

@@ -13,7 +13,7 @@ import pytest
 from raylaunch.cli import main
 from raylaunch.cli.runs import follow_logs, known_runs, run_reader
 from raylaunch.cli.runs.run_reader import RunReader
-from raylaunch.cli.runs.worker_logs import LineFormat, LogChoice
+from raylaunch.cli.runs.worker_logs import LogChoice
 from raylaunch.cluster.control import cluster_registry, control_server
 from raylaunch.cluster.control.control_client import ControlClient, ControlError
 from raylaunch.cluster.control.control_messages import (
@@ -252,7 +252,7 @@ def test_the_last_attempt_of_a_detached_run_is_seen_though_its_driver_is_gone(re
     folder = make_folder(tmp_path / "run")
     (entry,) = known_runs.run_registry.runs(registry.folder)
     reader = RunReader(replace(entry, folder=str(folder), token="t"), lambda: entry)
-    choice = LogChoice(streams=("stdout",), ranks=None, lines=0, pattern=None, shape=LineFormat(is_prefixed=False))
+    choice = LogChoice(streams=("stdout",), ranks=None, lines=0, is_prefixed=False)
     lines: list[bytes] = []
     follower = follow_logs.LogFollower(reader, choice, lines.extend, lambda _: None)
     for attempt in range(1, status(len(ENTRIES)).attempt + 1):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 
 from raylaunch.cli.runs.run_reader import RunReader
-from raylaunch.cli.runs.worker_logs import AttemptLogs, LineFormat, LogChoice
+from raylaunch.cli.runs.worker_logs import AttemptLogs, LogChoice
 from raylaunch.cluster.driver.run_registry import RegisteredRun
 
 
 def logs(folder, **settings: object) -> AttemptLogs:
     """Return the files of the second attempt, which has 11 ranks."""
-    every = {"streams": ("stdout", "stderr"), "ranks": None, "lines": None, "pattern": None, "shape": LineFormat()}
+    every = {"streams": ("stdout", "stderr"), "ranks": None, "lines": None}
     return AttemptLogs(
         RunReader(RegisteredRun(id="x", name="x", folder=str(folder))), LogChoice(**{**every, **settings}), 2, 11
     )
@@ -42,5 +42,5 @@ def test_ranks_and_prefixes(tmp_path):
     assert shown() == [b"[2] x\n", b"[2] y\n", b"[10] x\n", b"[10] y\n"]
     assert shown(ranks=(range(5, 11),), lines=1) == [b"[10] y\n"]
     assert shown(ranks=(range(2, 3),), pattern=re.compile(b"x")) == [b"x\n"]
-    assert shown(shape=LineFormat(is_prefixed=False), lines=1) == [b"y\n", b"y\n"]
+    assert shown(is_prefixed=False, lines=1) == [b"y\n", b"y\n"]
     assert shown(streams=("stderr",)) == []
