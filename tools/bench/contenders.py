@@ -147,7 +147,7 @@ def raylaunch(
 ) -> contextlib.AbstractContextManager[Started]:
     """`python -m raylaunch job.yaml` on the running cluster, all agents on its one node, with more settings if given."""
     overrides = (f"ray.address={cluster.address}", "placement=pack")
-    return _raylaunch(scratch, task, settings or {}, overrides, _access(cluster))
+    return _raylaunch(scratch, task, settings or {}, overrides, access(cluster))
 
 
 def raylaunch_alone(
@@ -178,7 +178,8 @@ def _raylaunch(
     return _started(folder, task, [[sys.executable, "-m", "raylaunch", "job.yaml", *overrides]], extra)
 
 
-def _access(cluster: Cluster) -> dict[str, str]:
+def access(cluster: Cluster) -> dict[str, str]:
+    """Variables with which the cluster lets a driver in."""
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": cluster.token}
 
 
@@ -192,7 +193,7 @@ def ray_train(cluster: Cluster, scratch: Path, task: Task) -> contextlib.Abstrac
     folder = new_folder(scratch, "ray-train")
     command = [sys.executable, str(RAY_TRAIN_SCRIPT), *task.arguments(folder)]
     extra = {"RAY_ADDRESS": cluster.address, "BENCH_MODULE": task.script.stem, "BENCH_WORLD": str(task.world)}
-    return _started(folder, task, [command], _access(cluster) | extra)
+    return _started(folder, task, [command], access(cluster) | extra)
 
 
 def torchrun(scratch: Path, task: Task, *, share_store: bool = False) -> contextlib.AbstractContextManager[Started]:

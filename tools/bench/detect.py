@@ -20,7 +20,7 @@ from tests.hosts.host import why_not
 from tests.hosts.hosts import Hosts
 from tests.private_cluster import Cluster
 from tools.bench import figures, launches, processes
-from tools.bench.contenders import RAYLAUNCH, TORCHRUN, new_folder
+from tools.bench.contenders import RAYLAUNCH, TORCHRUN, access, new_folder
 from tools.bench.figures import Bench, Detail, Figure, Outcome
 from tools.bench.launches import Launch
 
@@ -116,7 +116,7 @@ def _raylaunch(cluster: Cluster, scratch: Path, size: Size) -> tuple[Found, Foun
     command = launches.raylaunch(
         cluster, folder, _SCRIPT, *args, workers=2, preload=[], max_restarts=count, **_NO_BLAME
     )
-    with launches.started(command, folder, extra=launches.access(cluster)) as launch:
+    with launches.started(command, folder, extra=access(cluster)) as launch:
         launch.wait(_SECONDS)
     told: Found = {"exit": [], "kill": []}
     seen: Found = {"exit": [], "kill": []}
@@ -134,7 +134,7 @@ def _hangs(cluster: Cluster, scratch: Path, size: Size) -> Found:
     args = (str(folder), str(size.hangs), "hang")
     settings = {"max_restarts": size.hangs, "hang_timeout": size.hang_timeout, **_NO_BLAME}
     command = launches.raylaunch(cluster, folder, _SCRIPT, *args, workers=2, **settings)
-    with launches.started(command, folder, extra=launches.access(cluster)) as launch:
+    with launches.started(command, folder, extra=access(cluster)) as launch:
         launch.wait(_SECONDS)
     failures, hung = _failures(folder), launch.log().events(WorkersHung)
     return {"hang": [at - failures[event.attempt - 1][1] - size.hang_timeout for at, event in hung]}

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from tests.private_cluster import Cluster, end_marked
 from tools.bench import cpu, figures, launches, printer, processes
-from tools.bench.contenders import RAYLAUNCH, new_folder
+from tools.bench.contenders import RAYLAUNCH, access, new_folder
 from tools.bench.figures import Bench, Detail, Figure, Outcome
 from tools.bench.launches import Launch
 
@@ -62,7 +62,7 @@ def measure(cluster: Cluster, scratch: Path, size: Size) -> Outcome:
     """Take turns in one run."""
     folder = new_folder(scratch, RAYLAUNCH)
     command = launches.raylaunch(cluster, folder, _SCRIPT, str(folder), workers=size.workers, preload=[], show="0")
-    extra = launches.access(cluster) | {"XDG_STATE_HOME": str(folder), "PYTHONPATH": str(Path.cwd())}
+    extra = access(cluster) | {"XDG_STATE_HOME": str(folder), "PYTHONPATH": str(Path.cwd())}
     spans: dict[str, list[Span]] = {ALONE: [], RAYLAUNCH: []}
     with launches.started(command, folder, extra=extra) as launch:
         launch.wait_for(*(f"there-0-{rank}" for rank in range(size.workers)), seconds=_START_SECONDS)

@@ -135,10 +135,5 @@ def started(
             process.stdout.close()
 
 
-def access(cluster: Cluster) -> dict[str, str]:
-    """Variables with which the cluster lets a driver in."""
-    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": cluster.token}
-
-
 def _is_agent(pid: int) -> bool:
     return processes.command_line(pid).startswith("ray::raylaunch: agent")

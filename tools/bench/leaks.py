@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tests.private_cluster import Cluster, marked
 from tools.bench import figures, launches, processes
-from tools.bench.contenders import RAYLAUNCH, new_folder
+from tools.bench.contenders import RAYLAUNCH, access, new_folder
 from tools.bench.figures import Bench, Detail, Figure, Outcome
 from tools.bench.launches import Launch
 from tools.bench.processes import Held
@@ -43,9 +43,7 @@ class Size:
 def measure(cluster: Cluster, scratch: Path, size: Size) -> Outcome:
     """There is nobody to compare with: torchrun's agents do not restart a thousand times in these minutes."""
     alone = _samples(new_folder(scratch, RAYLAUNCH), size.stops, "none", size.settle, {})
-    on_ray = _samples(
-        new_folder(scratch, RAYLAUNCH), size.stops_on_ray, cluster.address, size.settle, launches.access(cluster)
-    )
+    on_ray = _samples(new_folder(scratch, RAYLAUNCH), size.stops_on_ray, cluster.address, size.settle, access(cluster))
     return Outcome(
         figures=(
             *_figures(

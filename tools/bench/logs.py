@@ -19,7 +19,7 @@ from pathlib import Path
 from raylaunch.core.machine.events_and_actions import WorkersStarted
 from tests.private_cluster import Cluster, end_marked
 from tools.bench import chatter, cpu, figures, launches, processes
-from tools.bench.contenders import RAYLAUNCH, TORCHRUN, new_folder
+from tools.bench.contenders import RAYLAUNCH, TORCHRUN, access, new_folder
 from tools.bench.figures import Bench, Detail, Figure, Outcome
 from tools.bench.launches import Launch
 
@@ -172,7 +172,7 @@ def _raylaunch(cluster: Cluster, scratch: Path, expected: list[bytes], *, show: 
     command = launches.raylaunch(
         cluster, folder, _SCRIPT, *_args(folder, expected), workers=len(expected), preload=[], show=show
     )
-    with launches.started(command, folder, extra=launches.access(cluster)) as launch:
+    with launches.started(command, folder, extra=access(cluster)) as launch:
         printed = _printed(launch, len(expected))
     damaged = _damaged(launch.out, *((b"[%d] ", expected) if show == "all" else (b"", expected[:1])))
     for rank, text in enumerate(expected):
@@ -248,7 +248,7 @@ def _nobody_reads(cluster: Cluster, scratch: Path, size: Size) -> str:
     command = launches.raylaunch(
         cluster, folder, _SCRIPT, *args, workers=size.workers, preload=[], show="all", max_restarts=1
     )
-    with launches.started(command, folder, extra=launches.access(cluster), stdout=subprocess.PIPE) as launch:
+    with launches.started(command, folder, extra=access(cluster), stdout=subprocess.PIPE) as launch:
         launch.wait_for(*(f"printed-1-{rank}" for rank in range(size.workers)), seconds=_SECONDS)
         restart = _restart(launch)
         assert launch.process.stdout is not None

@@ -53,23 +53,17 @@ def measure(_: Cluster, scratch: Path, size: Size) -> Outcome:
     return Outcome(figures=(Figure(name="notice", what=what, unit="s", samples={RAYLAUNCH: samples}, goals=(goal,)),))
 
 
-class _Notice:
-    """The notice of one run."""
-
-    def __init__(self) -> None:
-        self.given_at = 0.0
-
-    def give(self) -> None:
-        self.given_at = time.monotonic()
-
-
 class _Watch(RunRecorder):
     """Gives the notice at a random time after the worker has started, and lets it end when its node is drained."""
 
-    def __init__(self, notice: _Notice) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._notice = notice
+        #: When it gave the notice; 0: not yet.
+        self.given_at = 0.0
         self.seconds = 0.0
+
+    def _give(self) -> None:
+        self.given_at = time.monotonic()
 
     def on_plan(self, *_: Any) -> None:
         pass
@@ -77,21 +71,21 @@ class _Watch(RunRecorder):
     def on_entry(self, entry: Any, machine: Any) -> None:
         del machine
         if isinstance(entry.event, WorkersStarted):
-            threading.Timer(random.uniform(0, agent.POLL_SECONDS), self._notice.give).start()
+            threading.Timer(random.uniform(0, agent.POLL_SECONDS), self._give).start()
         if isinstance(entry.event, NodeDraining):
-            self.seconds = time.monotonic() - self._notice.given_at
+            self.seconds = time.monotonic() - self.given_at
             Path("drained").touch()
 
 
 def _run_one() -> float:
     """Return the seconds from the notice until the driver took it."""
-    notice = _Notice()
+    watch = _Watch()
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200)
             self.end_headers()
-            self.wfile.write(b"TRUE" if notice.given_at else b"FALSE")
+            self.wfile.write(b"TRUE" if watch.given_at else b"FALSE")
 
         def log_message(self, *_: Any) -> None:
             pass
@@ -108,7 +102,6 @@ def _run_one() -> float:
             log_dir="runs",
             ray=RayOptions(address="none"),
         )
-        watch = _Watch(notice)
         code = run_job(job, "", watch).result.exit_code
         server.shutdown()
     if code or not watch.seconds:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from tests.private_cluster import Cluster, marked
 from tools.bench import cpu, figures, launches
-from tools.bench.contenders import RAYLAUNCH, TORCHRUN, new_folder
+from tools.bench.contenders import RAYLAUNCH, TORCHRUN, access, new_folder
 from tools.bench.figures import Bench, Detail, Figure, Outcome
 from tools.bench.launches import Launch
 
@@ -114,7 +114,7 @@ def _figure(jobs: Mapping[str, Job], kind: int) -> Figure:
 def _raylaunch(cluster: Cluster, scratch: Path) -> contextlib.AbstractContextManager[Launch]:
     folder = new_folder(scratch, RAYLAUNCH)
     command = launches.raylaunch(cluster, folder, _SCRIPT, str(folder), workers=WORKERS, node_timeout=60)
-    return launches.started(command, folder, extra=launches.access(cluster))
+    return launches.started(command, folder, extra=access(cluster))
 
 
 def _torchrun(scratch: Path) -> contextlib.AbstractContextManager[Launch]:

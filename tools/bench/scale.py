@@ -20,7 +20,7 @@ from typing import Any
 from tests.core import speed
 from tests.private_cluster import Cluster, end_marked
 from tools.bench import figures, processes
-from tools.bench.contenders import RAYLAUNCH
+from tools.bench.contenders import RAYLAUNCH, access
 from tools.bench.figures import Bench, Detail, Figure, Goal, Outcome
 from tools.bench.processes import BenchError
 
@@ -40,8 +40,7 @@ class Size:
 
 def measure(cluster: Cluster, scratch: Path, size: Size) -> Outcome:
     """There is nobody to compare with: neither torchrun nor Ray Train has a driver that can be fed like this."""
-    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": cluster.token}
-    on_ray = _driven(scratch / "scale-on-ray", size, token, cluster.address)
+    on_ray = _driven(scratch / "scale-on-ray", size, access(cluster), cluster.address)
     alone = _driven(scratch / "scale-alone", size, {}, "")
     rates = {what: len(events) / speed.seconds(machine, events) for what, machine, events in speed.flows()}
     return Outcome(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import replace
 
 from raylaunch.core.machine.events_and_actions import NodeJoined, WorkersStarted
 from tools.bench import contenders, figures
@@ -42,11 +41,6 @@ def detail(title: str, task: Task, found: Mapping[str, list[Times]]) -> Detail:
 def passed(found: list[Times]) -> tuple[float, ...]:
     """Seconds until the last rank had passed, of each start."""
     return tuple(one["passed"] for one in found)
-
-
-def smaller(task: Task) -> Task:
-    """The same with one node of two workers."""
-    return replace(task, agents=1, workers=2)
 
 
 def times(started: Started) -> Times:

@@ -29,7 +29,7 @@ from pathlib import Path
 from raylaunch.core.machine.events_and_actions import DriverReplaced
 from tests.private_cluster import Cluster, end_marked
 from tools.bench import cpu, figures, launches, processes
-from tools.bench.contenders import RAYLAUNCH, new_folder
+from tools.bench.contenders import RAYLAUNCH, access, new_folder
 from tools.bench.figures import Bench, Detail, Figure, Outcome
 from tools.bench.launches import Launch
 
@@ -62,7 +62,7 @@ def measure(cluster: Cluster, scratch: Path, size: Size) -> Outcome:
     job = launches.job(
         folder, _SCRIPT, str(folder), workers=2, nnodes=2, placement="pack", preload=[], cpus_per_worker=0.5
     )
-    extra = launches.access(cluster) | {"XDG_STATE_HOME": str(folder)}
+    extra = access(cluster) | {"XDG_STATE_HOME": str(folder)}
     command = [*launches.COMMAND, "-d", str(job), f"ray.address={cluster.address}"]
     with launches.started(command, folder, extra=extra) as launch:
         launch.wait(_SECONDS)
@@ -156,7 +156,7 @@ def _crowd(cluster: Cluster, folder: Path, size: Size) -> list[dict[str, float]]
     """Return the seconds of each phase of some takeovers of many agents, and in all."""
     folder.mkdir()
     mark = secrets.token_hex(8)
-    env = processes.environment(mark, launches.access(cluster))
+    env = processes.environment(mark, access(cluster))
     root = Path(__file__).resolve().parents[2]
 
     def start(role: str) -> subprocess.Popen[str]:

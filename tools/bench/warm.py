@@ -68,7 +68,7 @@ def _one_user(cluster: Cluster, scratch: Path, task: Task) -> Iterator[Callable[
     home = scratch / f"warm-{secrets.token_hex(4)}"
     home.mkdir()
     mark = secrets.token_hex(8)
-    extra = {"TMPDIR": str(home), "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": cluster.token}
+    extra = {"TMPDIR": str(home), **contenders.access(cluster)}
     try:
         yield lambda: _launch(cluster, home, task, mark, extra)
     finally:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.private_cluster import Cluster
 from tools.bench import figures, launches, restart, tables
-from tools.bench.contenders import RAY_TRAIN, RAYLAUNCH, Task, new_folder
+from tools.bench.contenders import RAY_TRAIN, RAYLAUNCH, Task, access, new_folder
 from tools.bench.figures import Bench, Detail, Figure, Outcome, Samples
 
 ACTORS, LAUNCH = "bare actors", "launch"
@@ -43,7 +43,7 @@ def measure(cluster: Cluster, scratch: Path, size: Size) -> Outcome:
     """Run the program, and Ray Train."""
     folder = new_folder(scratch, "group")
     command = [sys.executable, str(_SCRIPT), str(folder), json.dumps(dataclasses.asdict(size))]
-    extra = launches.access(cluster) | {"RAY_ADDRESS": cluster.address}
+    extra = access(cluster) | {"RAY_ADDRESS": cluster.address}
     with launches.started(command, folder, extra=extra) as launch:
         launch.wait(_SECONDS)
     found = json.loads((folder / "found.json").read_text())
