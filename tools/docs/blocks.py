@@ -15,7 +15,8 @@ from signal import SIGTERM
 from typing import Any, get_args
 
 from raylaunch.cli.args import subcommands, usage
-from raylaunch.cli.args.flags import attribute_docstrings, default_text
+from raylaunch.cli.args.flags import TABLE, Flag, Group, attribute_docstrings, default_text
+from raylaunch.cli.args.subcommands import signature
 from raylaunch.core.job.job import Entrypoint, Job, NodeRule, RayOptions
 from raylaunch.core.machine.events_and_actions import Action, Event
 from raylaunch.core.machine.state import TRANSITIONS, Phase
@@ -65,8 +66,41 @@ def cells(row: str) -> list[str]:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
-    return "".join(f"| {' | '.join(line)} |\n".replace("|  |", "| |") for line in lines)
+    escaped = ([cell.replace("|", "\\|") for cell in row] for row in rows)
+    first, *others = (f"| {' | '.join(row)} |\n".replace("|  |", "| |") for row in (head, *escaped))
+    return "".join((first, "|---" * len(head), "|\n", *others))
+
+
+def _commands() -> str:
+    rows = [*usage.COMMANDS[: -len(subcommands.TABLE)], *((each.synopsis, each.help) for each in subcommands.TABLE)]
+    rows.append(("raylaunch --version [--json]", "show the versions that a bug report needs; what is missing is null"))
+    return _table(("command", "what it does"), ((f"`{line}`", text) for line, text in rows))
+
+
+def _flags() -> str:
+    """Without the flags of keys, which are in the table of keys."""
+    notes = {Group.ACCEPTED: "accepted without effect: ", Group.OURS: "raylaunch only: "}
+    rows = (
+        (f"`{signature(flag)}`", _default(flag), notes.get(group, "") + flag.help)
+        for group in Group
+        if group is not Group.KEYS
+        for flag in TABLE[group]
+    )
+    return _table(("flag", "default", "meaning"), rows)
+
+
+def _default(flag: Flag) -> str:
+    return f"`{flag.default}`" if flag.default and " " not in flag.default else flag.default
+
+
+def _subcommands() -> str:
+    rows = (
+        (f"`{command.name}`", f"`{signature(flag)}`", _default(flag), flag.help)
+        for command in subcommands.TABLE
+        for flag in command.flags
+        if flag.name != "help"
+    )
+    return _table(("command", "flag", "default", "meaning"), rows)
 
 
 def _config() -> str:
@@ -152,9 +186,9 @@ def _recording() -> str:
 
 
 GENERATED: dict[str, Callable[[], str]] = {
-    "commands": usage.commands_table,
-    "flags": usage.table,
-    "subcommands": subcommands.table,
+    "commands": _commands,
+    "flags": _flags,
+    "subcommands": _subcommands,
     "config": _config,
     "exit-codes": _exit_codes,
     "run-folder": _run_folder,

@@ -321,14 +321,3 @@ def signature(flag: Flag) -> str:
     """Return how a flag is written, with its short form and the name of its value."""
     short = f"-{flag.short}, " if flag.short else ""
     return f"{short}{flag.option} {flag.metavar}".rstrip()
-
-
-def table() -> str:
-    """Return the table of these flags in the documentation, in Markdown."""
-    lines = ["| command | flag | default | meaning |", "|---|---|---|---|"]
-    for command in TABLE:
-        for flag in command.flags:
-            if flag is not _HELP:
-                default = f"`{flag.default}`" if flag.default else ""
-                lines.append(f"| `{command.name}` | `{signature(flag)}` | {default} | {flag.help} |")
-    return "\n".join(lines) + "\n"

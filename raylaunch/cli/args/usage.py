@@ -1,4 +1,4 @@
-"""The texts of `--help`, of the short usage and of the documentation's table of flags."""
+"""The texts of `--help` and of the short usage."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from raylaunch.cli.args import subcommands
 from raylaunch.cli.args.flags import TABLE, Flag, Group
 from raylaunch.cli.args.subcommands import signature
 
-_COMMANDS = (
+COMMANDS = (
     ("raylaunch [FLAGS] SCRIPT [ARGS...]", "run a script, as torchrun does"),
     ("raylaunch [FLAGS] JOB.yaml [KEY=VALUE...]", "run a job file"),
     ("raylaunch check [FLAGS] [JOB.yaml [KEY=VALUE...]]", "test that the cluster computes and communicates"),
     *((command.synopsis, command.summary) for command in subcommands.TABLE),
 )
 """All command lines, and what each does in a few words."""
-USAGE = "usage: " + "       ".join(f"{line:50} {summary}\n" for line, summary in _COMMANDS)
+USAGE = "usage: " + "       ".join(f"{line:50} {summary}\n" for line, summary in COMMANDS)
 
 _HEAD = """
 Run a PyTorch script on the nodes of a Ray cluster, or on this machine if no cluster is running. The flags are
@@ -60,26 +60,6 @@ def full() -> str:
         lines = [f"  {signature(flag):{_WIDTH}} {flag.help}{_default(flag)}" for flag in TABLE[group]]
         parts.append("\n" + "\n".join([f"{title}:", *lines]) + "\n")
     return "".join([*parts, "\n", _TAIL])
-
-
-def commands_table() -> str:
-    """Return the table of all commands of the documentation, in Markdown."""
-    rows = [*_COMMANDS[: -len(subcommands.TABLE)], *((each.synopsis, each.help) for each in subcommands.TABLE)]
-    rows.append(("raylaunch --version [--json]", "show the versions that a bug report needs; what is missing is null"))
-    return "".join(["| command | what it does |\n|---|---|\n", *(f"| `{line}` | {text} |\n" for line, text in rows)])
-
-
-def table() -> str:
-    """Return the table of flags of the documentation, in Markdown. Its table of keys has the flags of keys."""
-    lines = ["| flag | default | meaning |", "|---|---|---|"]
-    for group in (group for group in Group if group is not Group.KEYS):
-        note = {Group.ACCEPTED: "accepted without effect: ", Group.OURS: "raylaunch only: "}.get(group, "")
-        for flag in TABLE[group]:
-            name = signature(flag).strip().replace("|", "\\|")
-            default = f"`{flag.default}`" if flag.default and " " not in flag.default else flag.default
-            text = flag.help.replace("|", "\\|")
-            lines.append(f"| `{name}` | {default} | {note}{text} |")
-    return "\n".join(lines) + "\n"
 
 
 def _default(flag: Flag) -> str:
