@@ -20,7 +20,7 @@ from raylaunch.cluster.run import CAPABILITIES, RunOutcome, run_job
 from raylaunch.core.job.job import ENTRYPOINT_KINDS, Job
 from raylaunch.core.job.redaction import Redactor
 from raylaunch.core.record.result import JobFailedError, RunResult
-from raylaunch.core.text import spans
+from raylaunch.core.text import named_ranks
 from raylaunch.errors import JOB_FAILURES, ClusterError, ConfigError, ExitCode, InterruptedByUserError, RunStoppedError
 
 if TYPE_CHECKING:
@@ -138,8 +138,7 @@ class CheckedLaunch:
         if not self.payload:
             return outcome.result
         if silent := [rank for rank, data in outcome.values.items() if not data]:
-            ranks = f"rank{'s' * (len(silent) > 1)} {spans(silent)}"
-            msg = f"the function did not return on {ranks}: the process exited with 0 before"
+            msg = f"the function did not return on {named_ranks(silent)}: the process exited with 0 before"
             raise JobFailedError(msg, hint="`return` in place of `sys.exit(0)` or `os._exit(0)`", result=outcome.result)
         return [_returned(rank, outcome) for rank in sorted(outcome.values)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 _MAX_SPANS = 12
 _MAX_HOSTS = 8
@@ -48,6 +48,11 @@ def duration(seconds: float) -> str:
 def spans(numbers: Iterable[int]) -> str:
     """Return numbers as `0-3, 6`; a long list ends with `...`."""
     return ", ".join(_folded(map(str, numbers)))
+
+
+def named_ranks(ranks: Collection[int]) -> str:
+    """Return `rank 3`, or `ranks 0-3, 6`."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {spans(ranks)}"
 
 
 def host_list(names: Iterable[str]) -> str:

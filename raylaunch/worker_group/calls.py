@@ -10,7 +10,7 @@ from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from typing import Any
 
-from raylaunch.core.text import spans
+from raylaunch.core.text import named_ranks
 from raylaunch.errors import RaylaunchError
 from raylaunch.worker_group.lending import ObjectRef, Sent
 from raylaunch.worker_group.rank import packing
@@ -64,7 +64,7 @@ class RankRestartedError(RaylaunchError):
         self.restart = restart
         #: False: it happened before this call, of which nothing was carried out.
         self.interrupted = interrupted
-        what = f"rank{'s' * (len(restart.ranks) > 1)} {spans(restart.ranks)} failed" if restart.ranks else "restarted"
+        what = f"{named_ranks(restart.ranks)} failed" if restart.ranks else "restarted"
         when = "in this call" if interrupted else "before this call, which was not begun"
         state = "the objects have no `state`, and were made anew"
         if restart.completed is not None:

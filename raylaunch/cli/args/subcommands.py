@@ -310,9 +310,7 @@ def _unknown(command: Subcommand, argument: str) -> ConfigError:
 def full(command: Subcommand) -> str:
     """Return the text of its `--help`."""
     lines = [f"usage: {command.usage}", "", f"{command.help[0].upper()}{command.help[1:]}.", ""]
-    lines += [
-        f"  {signature(flag):20} {flag.help}{f' [{flag.default}]' if flag.default else ''}" for flag in command.flags
-    ]
+    lines += [help_line(flag, 20) for flag in command.flags]
     note = _RUN if command.takes_run else _OTHERS.get(command.other)
     return "\n".join([*lines, *(["", note] if note else [""])])
 
@@ -321,3 +319,9 @@ def signature(flag: Flag) -> str:
     """Return how a flag is written, with its short form and the name of its value."""
     short = f"-{flag.short}, " if flag.short else ""
     return f"{short}{flag.option} {flag.metavar}".rstrip()
+
+
+def help_line(flag: Flag, width: int) -> str:
+    """Return the line of a flag in `--help`. `width`: of the column with its name."""
+    default = f" [{flag.default}]" if flag.default else ""
+    return f"  {signature(flag):{width}} {flag.help}{default}"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from raylaunch.cli.args import subcommands
-from raylaunch.cli.args.flags import TABLE, Flag, Group
-from raylaunch.cli.args.subcommands import signature
+from raylaunch.cli.args.flags import TABLE, Group
+from raylaunch.cli.args.subcommands import help_line
 
 COMMANDS = (
     ("raylaunch [FLAGS] SCRIPT [ARGS...]", "run a script, as torchrun does"),
@@ -57,10 +57,6 @@ def full() -> str:
     parts = [USAGE, _HEAD]
     for group in Group:
         title = f"{group.value} ({_NOTES[group]})" if group in _NOTES else group.value
-        lines = [f"  {signature(flag):{_WIDTH}} {flag.help}{_default(flag)}" for flag in TABLE[group]]
+        lines = [help_line(flag, _WIDTH) for flag in TABLE[group]]
         parts.append("\n" + "\n".join([f"{title}:", *lines]) + "\n")
     return "".join([*parts, "\n", _TAIL])
-
-
-def _default(flag: Flag) -> str:
-    return f" [{flag.default}]" if flag.default else ""

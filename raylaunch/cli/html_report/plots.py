@@ -87,11 +87,15 @@ def _columns(spans: Sequence[StateSpan], width: float) -> Iterator[tuple[int, di
     """Yield each column's number with the part of each state in it."""
     shares = [dict.fromkeys(TimeState, 0.0) for _ in range(COLUMNS)]
     for span in spans:
-        first, last = int(span.begin / width), min(COLUMNS - 1, int(span.end / width))
-        for number in range(min(first, COLUMNS - 1), last + 1):
-            overlap = min(span.end, (number + 1) * width) - max(span.begin, number * width)
-            shares[number][span.state] += max(0.0, overlap) / width
+        for number, overlap in _overlaps(span.begin, span.end, width):
+            shares[number][span.state] += overlap / width
     yield from enumerate(shares)
+
+
+def _overlaps(begin: float, end: float, width: float) -> Iterator[tuple[int, float]]:
+    """Yield each column that a time is in, with how much of the time is in it."""
+    for number in range(min(COLUMNS - 1, int(begin / width)), min(COLUMNS - 1, int(end / width)) + 1):
+        yield number, max(0.0, min(end, (number + 1) * width) - max(begin, number * width))
 
 
 def _column_marks(number: int, shares: dict[TimeState, float]) -> Iterator[Mark]:
@@ -119,9 +123,8 @@ def drawn_rates(rates: Sequence[StepRate], seconds: float) -> list[StepRate]:
         return list(rates)
     width, steps = seconds / COLUMNS, [0.0] * COLUMNS
     for rate in rates:
-        for number in range(min(COLUMNS - 1, int(rate.begin / width)), min(COLUMNS - 1, int(rate.end / width)) + 1):
-            overlap = min(rate.end, (number + 1) * width) - max(rate.begin, number * width)
-            steps[number] += max(0.0, overlap) * rate.per_second
+        for number, overlap in _overlaps(rate.begin, rate.end, width):
+            steps[number] += overlap * rate.per_second
     return [
         StepRate(attempt=0, begin=number * width, end=(number + 1) * width, per_second=made / width)
         for number, made in enumerate(steps)

@@ -20,7 +20,7 @@ from raylaunch.core.failures.stack_notes import (
     RUNNING_ON,
     STOPPED,
 )
-from raylaunch.core.text import count, spans
+from raylaunch.core.text import count, named_ranks, spans
 
 _SILENT_STATES = {"D": IN_THE_KERNEL, "R": RUNNING_ON}
 _THREAD = re.compile(r"^(?:(Current thread|Thread) 0x[0-9a-f]+\b.*|Stack )\(most recent call first\):$")
@@ -100,7 +100,7 @@ def _missing_in(group: str, members: Mapping[int, GroupCalls]) -> MissingCall | 
     name = waiting[inside[0]].waits_in
     absent = frozenset(rank for rank, each in members.items() if each.called < number)
     if absent:
-        who, others = (f"rank{'s' if len(ranks) > 1 else ''} {spans(ranks)}" for ranks in (absent, inside))
+        who, others = named_ranks(absent), named_ranks(inside)
         has, wait = "have" if len(absent) > 1 else "has", "wait" if len(inside) > 1 else "waits"
         text = f"{who} {has} not called {name}, number {number} of {group}, in which {others} {wait}"
         return MissingCall(absent, text)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from raylaunch.core.monitoring.rank_progress import WorldProgress
-from raylaunch.core.text import spans
+from raylaunch.core.text import named_ranks
 
 _ORDER_SECONDS = 0.1
 _SPARE_STEPS = 2
@@ -50,17 +50,13 @@ def unsaved(step: int, known: Checkpoints) -> str:
     if not asked:
         return ""
     if len(asked) < len(known):
-        silent = _ranks([rank for rank in known if rank not in asked])
+        silent = named_ranks([rank for rank in known if rank not in asked])
         why = f"{silent} never asked `should_checkpoint`, which is for every rank, after each step"
     elif before:
         last = min(asked[rank] for rank in before)
-        why = f"{_ranks([rank for rank in before if asked[rank] == last])} asked last after step {last}"
+        why = f"{named_ranks([rank for rank in before if asked[rank] == last])} asked last after step {last}"
     elif writing:
-        why = f"{_ranks(writing)} had not said `checkpointed`"
+        why = f"{named_ranks(writing)} had not said `checkpointed`"
     else:
         return ""
     return f"not all workers saved at step {step}: {why}"
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {spans(ranks)}"

@@ -13,7 +13,7 @@ from raylaunch.core.machine.events_and_actions import WorkersHung
 from raylaunch.core.monitoring.hang_detector import Stall, SuspectedHang
 from raylaunch.core.newtypes import NodeId, RunTime
 from raylaunch.core.placement.environment import Assignment
-from raylaunch.core.text import count, spans
+from raylaunch.core.text import count, named_ranks
 
 _EXIT_CODE = -9
 """Hung workers are killed by SIGKILL: a worker that is stopped, or holds the GIL, reacts to no other signal."""
@@ -108,7 +108,7 @@ def describe_absent(
 def _place(group: StackGroup, ranks: Sequence[int], parts: Sequence[Assignment]) -> str:
     nodes = [part.node for part in parts if not set(part.ranks).isdisjoint(ranks)]
     where = " and ".join(nodes) if len(nodes) <= _MAX_NODES else count(len(nodes), "node")
-    return f"rank{'s' if len(ranks) > 1 else ''} {spans(ranks)} on {where}, {group.doing}"
+    return f"{named_ranks(ranks)} on {where}, {group.doing}"
 
 
 def _failure(
