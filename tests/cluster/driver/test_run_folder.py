@@ -22,8 +22,8 @@ from raylaunch.cluster.driver import run_folder
 from raylaunch.cluster.driver.run_folder import RunFolder
 from raylaunch.cluster.local import file_writer
 from raylaunch.core.failures.failure import Failure, WorkerError
-from raylaunch.core.job import redaction
 from raylaunch.core.job.job import Entrypoint, Job, NodeRule
+from raylaunch.core.job.redaction import Redactor
 from raylaunch.core.machine.events_and_actions import NodeJoined, Tick, WorkersExited, WorkersStarted
 from raylaunch.core.placement.plan import NodeFacts, make_plan
 from raylaunch.core.record import journal
@@ -71,7 +71,9 @@ def write_run_folder(of: Job) -> RunFolder:
         tail=output,
     )
     folder = RunFolder.create(of, "1", print)
-    folder.open(of, job_file.dump(redaction.shown(of, os.environ)), make_plan(of, [NODE], local=False), BEGAN, 0.0)
+    folder.open(
+        of, job_file.dump(Redactor.of(of, os.environ).shown(of)), make_plan(of, [NODE], local=False), BEGAN, 0.0
+    )
     for entry in journal.replay(
         of,
         [
