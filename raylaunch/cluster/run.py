@@ -29,7 +29,7 @@ from raylaunch.capabilities.terminal.driver import Keyboard, TerminalKeys
 from raylaunch.cluster.agent.link import LinkServer
 from raylaunch.cluster.capability import AgentPart, AgentPort, Capability
 from raylaunch.cluster.control import cluster_registry, run_control
-from raylaunch.cluster.control.run_control import ClusterRoom, RunControl
+from raylaunch.cluster.control.run_control import RunControl
 from raylaunch.cluster.driver import results, signals
 from raylaunch.cluster.driver.driver import Driver
 from raylaunch.cluster.driver.observer import GuardedObserver, RunObserver
@@ -174,8 +174,8 @@ def run_job(
 
 
 def _control(run: _PreparedRun, session: Session) -> RunControl:
-    room = ClusterRoom(hosts=partial(_hosts, session, run.job), why_none=partial(_why_no_room, session, run.job))
-    return RunControl(run.driver, run.folder, run.job.log_layout, run.fleet, room)
+    hosts, why_no_room = partial(_hosts, session, run.job), partial(_why_no_room, session, run.job)
+    return RunControl(run.driver, run.folder, run.job.log_layout, run.fleet, hosts, why_no_room)
 
 
 def _hosts(session: Session, job: Job) -> frozenset[HostId] | None:

@@ -347,7 +347,7 @@ class _DrivenRun:
 
     def why_no_room(self, nodes: int) -> str:
         """Return why the cluster could never hold this number of nodes; "": it could, as far as is known."""
-        return self.control.room.why_none(nodes) if self.control is not None else ""
+        return self.control.why_no_room(nodes) if self.control is not None else ""
 
     def resize(self, low: int, high: int) -> None:
         """Have another number of nodes from now on. Raises RefusedError."""

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -71,16 +71,6 @@ _MOST_SECONDS = 7 * 86_400.0
 Value = TypeVar("Value")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterRoom:
-    """What is asked of the cluster, in any thread."""
-
-    hosts: Callable[[], frozenset[HostId] | None] = lambda: None
-    """Returns all on which there may be nodes; None: there may be more later."""
-    why_none: Callable[[int], str] = lambda _: ""
-    """Returns why there could never be room for this number of nodes; "": there could be, as far as is known."""
-
-
 class StackSamples(DriverPart):
     """The samples of stacks that clients wait for. It hears of the nodes' answers as the capabilities do."""
 
@@ -115,13 +105,20 @@ class RunControl:
         folder: RunFolder,
         log_layout: str,
         fleet: Fleet,
-        room: ClusterRoom | None = None,
+        hosts: Callable[[], frozenset[HostId] | None],
+        why_no_room: Callable[[int], str],
     ) -> None:
+        """`hosts` returns all hosts on which there may be nodes; None: there may be more later.
+
+        `why_no_room` returns why there could never be room for this number of nodes; "": there could be, as far as is
+        known. Any thread may call both.
+        """
         self._driver = driver
         self._folder = folder
         self._log_layout = log_layout
         self._fleet = fleet
-        self.room = room or ClusterRoom()
+        self._hosts = hosts
+        self.why_no_room = why_no_room
         self._logs = LogRelay(fleet, folder.recorded.status)
         #: Set when the workers have ended; and when nothing of the run is left.
         self._over, self._ended = threading.Event(), threading.Event()
@@ -218,7 +215,7 @@ class RunControl:
 
         None: only tell where the run is, and whether its workers can save; and report how far they are.
         """
-        hosts = self.room.hosts() if isinstance(request, DrainNode) else None
+        hosts = self._hosts() if isinstance(request, DrainNode) else None
         return self._in_loop(lambda now: self._changed(request, now, hosts))
 
     def _in_loop(self, work: Callable[[RunTime], Generator[Event, None, Value]]) -> Future[Value]:

@@ -127,7 +127,7 @@ class Served:
         self.recorder = RunRecorder()
         self.driver = Driver(job, "run", fleet, self.recorder, self.recorder, time.monotonic())
         folder = SimpleNamespace(path=None, recorded=Recorded(job, self.recorder))
-        self.control = RunControl(self.driver, folder, "flat", fleet)
+        self.control = RunControl(self.driver, folder, "flat", fleet, lambda: None, lambda _: "")
         self.control.serve("127.0.0.1")
         self.ready = threading.Event()
         fleet.on_launched = dict.fromkeys(range(1, 9), self.ready.set)

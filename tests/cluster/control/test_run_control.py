@@ -20,7 +20,7 @@ from raylaunch.cluster.control.control_messages import (
     StacksCollected,
     StopRun,
 )
-from raylaunch.cluster.control.run_control import ClusterRoom, RunControl
+from raylaunch.cluster.control.run_control import RunControl
 from raylaunch.cluster.driver.driver import Driver
 from raylaunch.cluster.local import local_machine
 from raylaunch.core.failures.stacks import Stack
@@ -47,7 +47,7 @@ class Run:
         self.recorder = RunRecorder()
         asked = Job(**({"entrypoint": Entrypoint(script="train.py"), "nnodes": len(fleet.names)} | job))
         self.driver = Driver(asked, "run", fleet, self.recorder, self.recorder, time.monotonic())
-        self.control = RunControl(self.driver, FakeFolder(), "raylaunch", fleet, ClusterRoom(hosts=lambda: hosts))
+        self.control = RunControl(self.driver, FakeFolder(), "raylaunch", fleet, lambda: hosts, lambda _: "")
         self.answers: list[Future[Accepted]] = []
 
     def change(self, request: RunChange) -> None:
