@@ -19,10 +19,9 @@ from typing import Any
 
 from raylaunch.core.machine.commits import Commit
 from raylaunch.node.linux import limits
-from raylaunch.worker.state import commit_buffer
 from raylaunch.worker.state.buffer_client import Request
 from raylaunch.worker.state.checkpoints import checkpoint_process
-from raylaunch.worker.state.commit_buffer import WriteState
+from raylaunch.worker.state.commit_buffer import CommitHeader, WriteState
 
 _SECONDS = 60.0
 """How long the process waits for other nodes' processes to begin."""
@@ -80,16 +79,16 @@ class CheckpointWrites:
         if request.folder:
             self._folder, self._keep = request.folder, request.keep
 
-    def begin(self, commits: Mapping[int, tuple[Commit, WriteState]]) -> None:
+    def begin(self, commits: Mapping[int, tuple[Commit, CommitHeader]]) -> None:
         """Begin an attempt. `commits`: the commits for the disk, by file. If nobody writes them now, nobody will."""
         if self._process is None:
-            for fd, (_, state) in commits.items():
-                if state is WriteState.TO_WRITE:
-                    _set_outcome(fd, WriteState.NONE, "")
+            for _, header in commits.values():
+                if header.write_state is WriteState.TO_WRITE:
+                    header.set_outcome(WriteState.NONE, "")
 
-    def write(self, commits: Mapping[int, tuple[Commit, WriteState]], workers: int) -> None:
+    def write(self, commits: Mapping[int, tuple[Commit, CommitHeader]], workers: int) -> None:
         """Write to disk if all workers of the node have sealed the same commit. `commits`: as in `begin`."""
-        found = {commit for commit, state in commits.values() if state is WriteState.TO_WRITE}
+        found = {commit for commit, header in commits.values() if header.write_state is WriteState.TO_WRITE}
         if len(found) != 1 or len(commits) != workers or self._process is not None:
             return
         self._writing = found.pop()
@@ -138,7 +137,7 @@ class CheckpointWrites:
             return limits.explained(error, "the agent")
         return ""
 
-    def poll(self, commits: Mapping[int, tuple[Commit, WriteState]]) -> None:
+    def poll(self, commits: Mapping[int, tuple[Commit, CommitHeader]]) -> None:
         """Read what the process has said. `commits`: as in `begin`."""
         data = os.read(self.fileno(), _CHUNK)
         *lines, self._said = (self._said + data).split(b"\n")
@@ -153,14 +152,14 @@ class CheckpointWrites:
             self._end_process(wait=bool(data))
             self._end(why, commits)
 
-    def _end(self, why: str, commits: Mapping[int, tuple[Commit, WriteState]]) -> None:
+    def _end(self, why: str, commits: Mapping[int, tuple[Commit, CommitHeader]]) -> None:
         commit, self._writing = self._writing, None
         if commit is None:
             self._last = LastWrite(is_over=True, folder=self._folder, why=why)
             return
-        for fd, (found, _) in commits.items():
+        for found, header in commits.values():
             if found == commit:
-                _set_outcome(fd, WriteState.FAILED if why else WriteState.WRITTEN, why)
+                header.set_outcome(WriteState.FAILED if why else WriteState.WRITTEN, why)
         if not why:
             self._written = commit
             self.longest = max(self.longest, time.monotonic() - self._began_at)
@@ -194,8 +193,3 @@ def _parsed(line: bytes) -> dict[str, Any]:
         return said if "failed" in said else {"written": said["written"], "total": said["total"]}
     except (ValueError, TypeError, KeyError):
         return {"failed": "a checkpoint is not written: the process that does it does not answer as it should"}
-
-
-def _set_outcome(fd: int, state: WriteState, outcome: str) -> None:
-    with contextlib.suppress(OSError):
-        commit_buffer.set_outcome(fd, state, outcome)

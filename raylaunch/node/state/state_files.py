@@ -70,11 +70,6 @@ class MemoryFile:
         held = self.held()
         return held is not None and held.light
 
-    def has(self, commit: Commit | None, world_size: int | None = None) -> bool:
-        """Return whether it has a part of this commit, whole. `world_size` None: of any world."""
-        held = self.held()
-        return held is not None and held.commit == commit and world_size in (None, held.world_size)
-
     def close(self) -> None:
         """Close the file. Its memory is free when nobody else has it open."""
         if self._header is not None and self._memory is not None:
@@ -169,24 +164,21 @@ class StateFiles:
 
         If there are two, it is the one that is not light.
         """
-        light = None
         with self._lock:
-            for (owner, _), file in self:
-                held = file.held() if file.has(commit, world_size) else None
-                if owner == rank and held is not None and held.rank == rank:
-                    if not held.light:
-                        return file
-                    light = file
-        return light
+            found = [(file, held) for file, held in self._of(commit, world_size) if held.rank == rank]
+        return min(found, key=lambda one: one[1].light)[0] if found else None
 
     def find_whole(self, commit: Commit | None, world_size: int) -> MemoryFile | None:
         """Return a file with a part that has all tensors that are equal on all ranks; None: there is none."""
         with self._lock:
-            for _, file in self:
-                held = file.held() if file.has(commit, world_size) else None
-                if held is not None and held.shares_alone:
-                    return file
-        return None
+            return next((file for file, held in self._of(commit, world_size) if held.shares_alone), None)
+
+    def _of(self, commit: Commit | None, world_size: int) -> Iterator[tuple[MemoryFile, HeldCommit]]:
+        """Yield the files that have a part, whole, of this commit of a world of this size."""
+        for _, file in self:
+            held = file.held()
+            if held is not None and (held.commit, held.world_size) == (commit, world_size):
+                yield file, held
 
     @contextlib.contextmanager
     def reading(self, rank: int, commit: Commit, world_size: int) -> Iterator[int | None]:

@@ -33,7 +33,7 @@ from raylaunch.worker.state.commit_buffer import (
     COMPLETED_BUFFER,
     DURABLE_BUFFER,
     OWN_BUFFERS,
-    WriteState,
+    CommitHeader,
     page_aligned,
     share_start,
 )
@@ -258,13 +258,13 @@ class StateMemory:
             return False
         return True
 
-    def _for_disk(self) -> dict[int, tuple[Commit, WriteState]]:
+    def _for_disk(self) -> dict[int, tuple[Commit, CommitHeader]]:
         """Return the commits for the disk of this node's ranks, by descriptor of the file."""
         found = {}
         for index, file in self._own():
             held, header = file.held(), file.header()
             if index == DURABLE_BUFFER and held is not None and header is not None:
-                found[file.fd] = held.commit, header.write_state
+                found[file.fd] = held.commit, header
         return found
 
     def _own(self) -> list[tuple[int, MemoryFile]]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import sys
 from enum import IntEnum
 from typing import Any, Final
 
@@ -122,7 +121,8 @@ class CommitHeader:
 
     def set_outcome(self, state: WriteState, outcome: str) -> None:
         """Say what became of writing the buffer to disk."""
-        text = _encoded(outcome)
+        # A path may have bytes that are not UTF-8, which Python shows as surrogates.
+        text = outcome.encode(errors="backslashreplace")[: HEADER_BYTES - _OUTCOME - 1] + b"\0"
         with self._numbers.cast("B") as memory:
             memory[_OUTCOME : _OUTCOME + len(text)] = text
         self._numbers[_WRITE] = state
@@ -169,7 +169,7 @@ class CommitHeader:
 
     @property
     def outcome(self) -> str:
-        """The same in words, `""` if there is nothing to say."""
+        """What became of writing it, in words; `""`: there is nothing to say."""
         return bytes(self._numbers.cast("B")[_OUTCOME:]).partition(b"\0")[0].decode(errors="replace")
 
     def close(self) -> None:
@@ -202,17 +202,6 @@ class CommitHeader:
         """Return how many bytes of the file the part has. Raises ValueError where the header is damaged."""
         start, share = self.share()
         return start + len(share) if share else HEADER_BYTES + sum(self.sizes())
-
-
-def set_outcome(fd: int, state: WriteState, outcome: str) -> None:
-    """Say in the header of a file what became of writing it, as `CommitHeader.set_outcome` does. Raises OSError."""
-    os.pwrite(fd, _encoded(outcome), _OUTCOME)
-    os.pwrite(fd, int(state).to_bytes(8, sys.byteorder), 8 * _WRITE)
-
-
-def _encoded(outcome: str) -> bytes:
-    """Return the text for a header. A path may have bytes that are not UTF-8, which Python shows as surrogates."""
-    return outcome.encode(errors="backslashreplace")[: HEADER_BYTES - _OUTCOME - 1] + b"\0"
 
 
 class CommitBuffer:

@@ -16,7 +16,7 @@ from raylaunch.node.state import checkpoint_writes
 from raylaunch.node.state.checkpoint_writes import CheckpointWrites, LastWrite
 from raylaunch.worker.state.buffer_client import Request
 from raylaunch.worker.state.checkpoints import checkpoint_process
-from raylaunch.worker.state.commit_buffer import HEADER_BYTES, CommitBuffer, WriteState
+from raylaunch.worker.state.commit_buffer import HEADER_BYTES, CommitBuffer, CommitHeader, WriteState
 from tests.node.harness import Node, basic_env, mark, no_leaks, pipe, started_for_test, until
 from tests.private_cluster import WARM_TORCH
 from tests.warm_command import WarmCommand
@@ -118,15 +118,15 @@ def test_what_became_of_a_write_is_in_the_buffer(monkeypatch, tmp_path, program,
     with select.epoll() as epoll:
         writes = CheckpointWrites(epoll)
         writes.note_folder(Request(attempt=1, rank=0, index=2, folder=str(tmp_path), keep=1, write=1))
-        writes.write({fd: (commit, WriteState.TO_WRITE)}, 2)
+        writes.write({fd: (commit, buffer.header)}, 2)
         assert writes.fileno() == -1, "the other rank of the node has not sealed its part"
-        writes.write({fd: (commit, WriteState.TO_WRITE)}, 1)
+        writes.write({fd: (commit, buffer.header)}, 1)
         first = writes.fileno()
-        writes.write({fd: (commit, WriteState.TO_WRITE)}, 1)
+        writes.write({fd: (commit, buffer.header)}, 1)
         assert writes.fileno() == first
         while buffer.header.write_state is WriteState.TO_WRITE:
             assert epoll.poll(60)
-            writes.poll({fd: (commit, WriteState.TO_WRITE)})
+            writes.poll({fd: (commit, buffer.header)})
     os.close(fd)
     assert (buffer.header.write_state, outcome in buffer.header.outcome) == (state, True)
     assert (writes.longest > 0) == (state is WriteState.WRITTEN), "only what was written tells how long that takes"
@@ -151,10 +151,12 @@ def test_the_end_of_a_run_waits_for_what_is_being_written_and_then_for_the_last_
     (tmp_path / "program.py").write_text(_WAITS.replace("FILE", repr(str(lets_end))))
     monkeypatch.setattr(checkpoint_process, "__file__", str(tmp_path / "program.py"))
     fd, commits = os.memfd_create("test"), [Commit(1, 8), Commit(1, 9)]
+    header = CommitHeader(memoryview(bytearray(HEADER_BYTES)))
+    header.set_outcome(WriteState.TO_WRITE, "")
     with select.epoll() as epoll:
         writes = CheckpointWrites(epoll)
         writes.note_folder(Request(attempt=1, rank=0, index=2, folder="/somewhere", keep=1, write=0))
-        writes.write({fd: (commits[0], WriteState.TO_WRITE)}, 1)
+        writes.write({fd: (commits[0], header)}, 1)
         first = writes.fileno()
         assert not writes.write_last({fd: commits[1]}).is_over
         assert writes.fileno() == first
