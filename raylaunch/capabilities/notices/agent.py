@@ -53,7 +53,7 @@ prepare(NoticeStatus)
 
 
 class PreemptionNotices(AgentPart):
-    """One node's part. Does nothing unless the job wants it."""
+    """Asks the metadata server of the node's machine, if the job wants that."""
 
     def __init__(self, port: AgentPort, servers: Mapping[str, str] | None = None, poll: float = POLL_SECONDS) -> None:
         """`servers`: the address of each cloud's metadata server, for tests."""

@@ -70,7 +70,7 @@ prepare(PeerGoal, PeerStatus)
 
 
 class PeerProbe(AgentPart):
-    """One node's part."""
+    """Takes part in checks, for one node."""
 
     def __init__(self, port: AgentPort) -> None:
         self._port = port

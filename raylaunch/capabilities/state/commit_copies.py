@@ -37,7 +37,7 @@ _OUTSIDE_TRIES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyPort:
-    """What both need of the agent."""
+    """What `CommitPushes` and `CommitFetches` need of the agent."""
 
     memory: StateMemory
     secret: str

@@ -190,7 +190,10 @@ class FileFetches:
 
 
 class FileCopies:
-    """Has one thread, from the first attempt on. Its methods are called in the event loop, and return at once."""
+    """Copies a node's files, in one thread from the first attempt on. Its methods are called in the event loop.
+
+    They return at once.
+    """
 
     def __init__(
         self, memory: StateMemory, secret: str, report: Callable[[str], None], found_files: Callable[[], None]

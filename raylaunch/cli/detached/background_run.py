@@ -55,7 +55,7 @@ def drive(run: DetachedRun, tell: Tell, succession: Succession | None = None) ->
 
     def observe(observer: RunObserver) -> RunObserver:
         last = succession.predecessor if succession is not None else None
-        runs = last is not None and last.decisions.run.phase.is_training
+        runs = last is not None and last.ledger.decisions.run.phase.is_training
         return _StartObserver(observer, log, tell, runs=runs)
 
     def run_it() -> int:

@@ -338,7 +338,7 @@ def _made_supervisor(
 
 
 class PendingReport:
-    """What waits for the next report: events, output, or an error. Tells when it is due."""
+    """Collects what the next report has: events, output, or an error. Knows when it is due."""
 
     def __init__(self, epoch: int, page: SharedPage) -> None:
         """`epoch`: see `AgentSpec`. `page`: the one of the workers."""
@@ -426,7 +426,7 @@ class PendingReport:
 
 
 class Outbox:
-    """What waits for the next report: events and output, each in order.
+    """Holds events and output, each in order, until the next report.
 
     An event that is put with `last` waits for all output before it, and later events wait behind it.
     """

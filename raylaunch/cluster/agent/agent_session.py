@@ -48,7 +48,7 @@ class SupersededError(Exception):
 
 
 class AgentSession:
-    """Only the event loop of the agent calls it, but for `alone`, which any thread may."""
+    """The record of one agent. Only the event loop of the agent calls it, but for `alone`, which any thread may."""
 
     def __init__(self, epoch: int = 0) -> None:
         """`epoch`: see `AgentSpec`."""

@@ -63,7 +63,7 @@ class AgentVersionError(AgentStartError):
 
 
 class AgentActor:
-    """One for each node of the run. `begin` is its first call.
+    """The actor of an agent, one for each node of the run. `begin` is its first call.
 
     Ray's head keeps the arguments of the constructor of every actor, also of dead ones, so there must be no secrets in
     them, as the submitter's environment has. The arguments of calls go from process to process.

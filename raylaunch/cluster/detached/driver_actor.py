@@ -58,7 +58,7 @@ Drive = Callable[[DetachedRun, Tell, Succession], int]
 
 
 class DriverActor:
-    """One for each detached run. `begin` is its first call; the constructor's arguments would be kept by Ray's head.
+    """The actor of a run's driver. `begin` is its first call: Ray's head would keep arguments of the constructor.
 
     If its process dies, Ray starts it anew. Then it goes on with the ledger that agents keep, or an interim keeper.
     """
@@ -176,7 +176,7 @@ class DriverActor:
 
 
 class NewsFeed:
-    """What the driver tells the command that started it, which asks for it by one call after the other."""
+    """Holds the driver's news for the command that started the run, which asks for them by one call after the other."""
 
     def __init__(self) -> None:
         """Of the event loop in which this is called."""

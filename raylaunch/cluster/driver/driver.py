@@ -84,7 +84,7 @@ Item = fleets.Item | LinkDown | LoopCall
 
 
 class Inbox:
-    """What the driver has to deal with: what the fleet and the links tell, and the work of other threads.
+    """The queue of the driver: what the fleet and the links tell, and the work of other threads.
 
     Any thread and any signal handler may call `put` and `call`; only the thread of `Driver.run` may call the others.
     """
@@ -176,7 +176,7 @@ class Leadership(Protocol):
 
 
 class Driver:
-    """One run. Whatever changes the machine comes through the inbox, or with time.
+    """Drives one run. Whatever changes the machine comes through the inbox, or with time.
 
     `run` is called in one thread; `signalled` and the fleet's reports may come from any.
     """
@@ -198,7 +198,7 @@ class Driver:
         `leadership`: of a detached run.
         """
         last = leadership.predecessor if leadership is not None else None
-        ledger = last.decisions if last is not None else None
+        ledger = last.ledger.decisions if last is not None else None
         self.machine = Machine(job, ledger.run if ledger is not None else None)
         self._fleet = fleet
         self._journal = journal

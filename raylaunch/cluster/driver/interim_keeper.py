@@ -25,7 +25,7 @@ _LOOK_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InterimState:
-    """What it keeps. `ledger`: empty as long as there was none; then the run has only been requested."""
+    """What an interim keeper keeps. `ledger` is empty as long as the run has only been requested."""
 
     request: bytes = field(default=b"", repr=False)
     """See `RunFacts`."""
@@ -37,7 +37,7 @@ class InterimState:
 
 
 class InterimKeeper:
-    """It ends when the driver says so, or when there has been none for `driver_timeout`, with all that is left."""
+    """Keeps the newest ledger until the driver ends it. If there is no driver for `driver_timeout`, it ends the run."""
 
     def __init__(self, token: str, driver_timeout: float) -> None:
         type(self).__name__ = TITLE

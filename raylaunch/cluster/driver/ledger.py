@@ -103,11 +103,6 @@ class LastDriver:
     is_gone: bool
     """Whether an agent has seen the end of the last driver's process."""
 
-    @property
-    def decisions(self) -> DriverLedger:
-        """What it has decided."""
-        return self.ledger.decisions
-
     def assume_nodes(self, nodes: NodeRegistry, now: float) -> None:
         """Take over its nodes, each of which may go on for a while without any driver.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from raylaunch.core.machine.events_and_actions import Progressed
-from raylaunch.core.monitoring.checkpoint_step import Checkpoints, checkpoints, propose_step, unsaved
+from raylaunch.core.monitoring.checkpoint_step import checkpoints, propose_step, unsaved
 from raylaunch.core.monitoring.heartbeat import Heartbeat
 from raylaunch.core.monitoring.progress_report import ProgressReporter, ProgressSample
 from raylaunch.core.monitoring.rank_progress import RankProgress, WorldProgress
@@ -58,14 +58,11 @@ class ProgressMonitor:
     @property
     def can_save(self) -> bool:
         """Whether workers have called `should_checkpoint`, or commit `State`: else only a signal reaches the script."""
-        return self.calls_should_checkpoint or any(asked is not None for asked, _ in self._checkpoints().values())
-
-    def _checkpoints(self) -> Checkpoints:
-        return checkpoints(self.world)
+        return self.calls_should_checkpoint or any(asked is not None for asked, _ in checkpoints(self.world).values())
 
     def unsaved(self, step: int) -> str:
         """Return which workers did not save at the agreed step, for a person; `""`: all did, or none ever does."""
-        return unsaved(step, self._checkpoints())
+        return unsaved(step, checkpoints(self.world))
 
     def heartbeat(self, heartbeat: Heartbeat, now: RunTime) -> list[RankProgress]:
         """Take the heartbeats of a node's workers. Return those as `WorldProgress.update` does."""

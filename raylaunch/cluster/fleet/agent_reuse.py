@@ -61,7 +61,7 @@ class _PendingReuse:
 
 
 class AgentReuse:
-    """All methods but `make_idle` are called by the fleet's own thread."""
+    """Starts agents, or uses idle ones. All methods but `make_idle` are called by the fleet's own thread."""
 
     def __init__(
         self,

@@ -58,7 +58,7 @@ class _LocalAgent:
 
 
 class LocalFleet(FleetBase):
-    """Everything but what the driver waits for happens in the thread."""
+    """The agents of a run without Ray. Everything but what the driver waits for happens in one thread."""
 
     def __init__(self, plan: Plan, spec: AgentSpec, say: Callable[[str], None], gpus: Gpus) -> None:
         """`say` takes a line for a person, in the thread that calls the fleet."""

@@ -79,7 +79,7 @@ class Tenure:
 
 
 class RayAgents:
-    """One call of `next_report` is always pending at each agent, so whatever happens is pushed to the driver.
+    """Calls the actors. One call of `next_report` is always pending at each: whatever happens is pushed to the driver.
 
     In a detached run, orders wait until `flush` sends them.
     """
@@ -387,7 +387,7 @@ class HostAddresses:
 
 
 class RayFleet(FleetBase):
-    """Requests to Ray are made in a thread of the fleet's, in order, because Ray may block."""
+    """The agents of a run on a cluster. Requests to Ray are made in a thread, in order, because Ray may block."""
 
     def __init__(
         self,

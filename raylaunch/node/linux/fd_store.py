@@ -19,7 +19,7 @@ _SEND_SECONDS = 2.0
 
 
 class FdStore:
-    """The subreaper's end."""
+    """The subreaper's end of the store."""
 
     def __init__(self, fd: int) -> None:
         """`fd`: the socket that `FdStoreClient.connect` has returned."""
@@ -50,7 +50,7 @@ class FdStore:
 
 
 class FdStoreClient:
-    """The agent's end. A subreaper that takes the place of another gets all again. Any thread may call the methods."""
+    """The agent's end of the store, for any thread. A subreaper that takes the place of another gets all again."""
 
     def __init__(self) -> None:
         self._sock: socket.socket | None = None

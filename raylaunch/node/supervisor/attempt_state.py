@@ -51,7 +51,7 @@ class ResultFile:
 
 @dataclass(slots=True)
 class AttemptState:
-    """Begins when the attempt is ordered, before its workers are forked."""
+    """What a supervisor knows of an attempt, from the order on, before its workers are forked."""
 
     assignment: Assignment
     workers: tuple[WorkerSpec, ...] = ()

@@ -141,13 +141,10 @@ class Supervisor:
         """Start the fork server, unless there is one. `Ready` follows when it has imported everything."""
         if self.client.control is None:
             self.client.start(self.spec, self._starts.preload)
-        self._watch_control()
-        if self.client.ready is not None:
-            self._poller.wake()
-
-    def _watch_control(self) -> None:
         assert self.client.control is not None
         self._epoll.register(self.client.control, select.EPOLLIN)
+        if self.client.ready is not None:
+            self._poller.wake()
 
     def fileno(self) -> int:
         """Return a file descriptor that is readable when `poll` has something. It outlives fork servers."""

@@ -15,7 +15,7 @@ _LATE_SECONDS = 60.0
 
 
 class DurableRounds:
-    """Those of one rank in one attempt. Times are in seconds."""
+    """Decides for one rank, in one attempt, which commits go to disk. Times are in seconds."""
 
     def __init__(self, folder: DurableFolder, rank: int, local_rank: int, now: float) -> None:
         self._folder = folder

@@ -34,7 +34,7 @@ def heartbeats() -> HeartbeatWriter:
 
 
 class OwnFiles:
-    """The buffers of this rank."""
+    """The buffers of this rank, in memory of this process."""
 
     def __init__(self, folder: DurableFolder) -> None:
         self._folder = folder
