@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Sequence
 from concurrent import futures
@@ -52,10 +53,10 @@ class LogRelay:
         readers: dict[int, NodeId] = {}
         missing = []
         for node, answer in answers.items():
-            if not answer.done() or answer.exception() is not None:
+            if (given := _given(answer)) is None:
                 missing.append(str(node))
                 continue
-            for span in answer.result().spans:
+            for span in given.spans:
                 if readers.setdefault(span.rank, node) == node:
                     found[span.rank, span.stream] = span
         self._remember(query.attempt, readers)
@@ -79,8 +80,15 @@ class LogRelay:
             asked = LogRead(attempt=request.attempt, spans=tuple(part), times=request.times)
             answers.append(self._source.logs(node, asked))
         futures.wait(answers, ANSWER_SECONDS)
-        given = [answer.result() for answer in answers if answer.done() and answer.exception() is None]
+        given = filter(None, map(_given, answers))
         return LogsRead(blocks=tuple(block for answer in given for block in answer.blocks), rest=tuple(rest))
+
+
+def _given(answer: Future[LogAnswer]) -> LogAnswer | None:
+    """Return what a node has answered; None: nothing yet, or an error, or its agent has ended meanwhile."""
+    with contextlib.suppress(Exception):
+        return answer.result(timeout=0)
+    return None
 
 
 def _divided(spans: Sequence[LogSpan], size: int) -> tuple[list[LogSpan], list[LogSpan]]:

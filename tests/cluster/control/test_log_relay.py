@@ -24,11 +24,14 @@ class Nodes:
     folders: dict[str, Path]
     asked: list[tuple[str, object]] = field(default_factory=list)
     silent: str = ""
+    ended: str = ""
 
     def logs(self, node: str, asked: LogQuery | LogRead) -> Future[LogAnswer]:
         self.asked.append((node, asked))
         answer: Future[LogAnswer] = Future()
-        if node != self.silent:
+        if node == self.ended:
+            answer.cancel()
+        elif node != self.silent:
             answer.set_result(log_files.answer(str(self.folders[node]), "raylaunch", asked))
         return answer
 
@@ -107,13 +110,14 @@ def test_only_those_who_have_a_rank_are_asked(nodes):
     assert [span.rank for span in listed.spans] == [2, 3]
 
 
-def test_a_node_that_does_not_answer(nodes, monkeypatch):
-    """It is named, and the others are shown. What it was to read is left out."""
+@pytest.mark.parametrize("how", ["silent", "ended"])
+def test_a_node_that_does_not_answer(nodes, monkeypatch, how):
+    """Or whose agent ends meanwhile. It is named, and the others are shown. What it was to read is left out."""
     monkeypatch.setattr(log_relay, "ANSWER_SECONDS", 1.0)
     relay = LogRelay(nodes, nodes.status)
     query = ListLogs(query=LogQuery(attempt=2, streams=("stdout",)))
     every = relay.spans(query)
-    nodes.silent = "node-1"
+    setattr(nodes, how, "node-1")
     assert read(relay, every, 2) == "2.2;" * 3 + "2.3;" * 3
     listed = relay.spans(query)
     assert ([span.rank for span in listed.spans], listed.missing) == ([2, 3], ("node-1",))
