@@ -177,10 +177,6 @@ class NodeRegistry:
         """Return the hosts of the nodes that are up."""
         return {name: node.host for name, node in self._up()}
 
-    def lost(self) -> tuple[NodeId, ...]:
-        """Return the nodes that were lost last."""
-        return tuple(self._lost)
-
     def _up(self) -> Iterator[tuple[NodeId, _Node]]:
         with self._lock:
             nodes = [*self._nodes.items()]

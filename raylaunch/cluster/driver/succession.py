@@ -29,7 +29,7 @@ from raylaunch.cluster.driver.ledger import DriverLedger, LastDriver, Ledger, Ru
 from raylaunch.cluster.driver.node_registry import NodeRegistry
 from raylaunch.cluster.driver.observer import RunObserver
 from raylaunch.cluster.driver.run_folder import RunFolder
-from raylaunch.cluster.fleet.ray_fleet import RayFleet, Tenure
+from raylaunch.cluster.fleet.ray_fleet import RayFleet
 from raylaunch.cluster.fleet_api import AgentAdopted, AgentLost, ReportReceived
 from raylaunch.cluster.ray_api import gcs_monitor
 from raylaunch.core.job.job import Job
@@ -270,8 +270,7 @@ class Succession:
             ledger = self.predecessor.ledger
             allocator = ledger.allocator
             allocator.shift(ledger.clock_shift())
-        tenure = Tenure(token=self.token, epoch=self.epoch, leave=leave)
-        return RayFleet(plan, spec, say, tenure=tenure, allocator=allocator)
+        return RayFleet(plan, spec, say, epoch=self.epoch, leave=leave, allocator=allocator)
 
     def driver(
         self,

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -68,16 +68,6 @@ _END_NODE_SECONDS = 2.0
 """How long an agent may take to end its node before it is killed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tenure:
-    """Which driver of a detached run commands the agents, which outlive it."""
-
-    token: str
-    epoch: int
-    leave: Callable[[str], None]
-    """Ends this process, since another driver is in command; takes the reason."""
-
-
 class RayAgents:
     """Calls the actors. One call of `next_report` is always pending at each: whatever happens is pushed to the driver.
 
@@ -87,11 +77,11 @@ class RayAgents:
     def __init__(
         self,
         epoch: int,
-        tenure: Tenure | None,
+        leave: Callable[[str], None] | None,
         started: Callable[[NodeId], None],
         begin_again: Callable[[NodeId], None],
     ) -> None:
-        """`epoch`: of this driver's calls. `tenure`: of a detached run.
+        """`epoch`: of this driver's calls. `leave`: as in `RayFleet`.
 
         `started` is called when an agent has reported; `begin_again` for one that no driver has told what to do. Any
         thread calls both.
@@ -101,7 +91,7 @@ class RayAgents:
         self._actors: dict[NodeId, Any] = {}
         self._goals = NodeGoals()
         self._epoch = epoch
-        self._tenure = tenure
+        self._leave = leave
         self.tell: Tell = lambda _: None
         self._started = started
         self._begin_again = begin_again
@@ -121,8 +111,8 @@ class RayAgents:
     def start(self, request: StartAgent, spec: AgentSpec, options: Mapping[str, Any]) -> None:
         """Start an agent. `options`: Ray's, for the creation of the actor."""
         named = {}
-        if self._tenure is not None:
-            name = named_resources.agent_name(self._tenure.token, self._tenure.epoch, request.node)
+        if spec.token:
+            name = named_resources.agent_name(spec.token, self._epoch, request.node)
             named = {"name": name, "namespace": NAMESPACE, "lifetime": "detached"}
         try:
             actor = self.actor_class.options(**options, **named).remote(*creation_arguments(spec))
@@ -155,8 +145,8 @@ class RayAgents:
         actor.next_report.options(name=TITLE).remote(self._epoch).future().add_done_callback(heard)
 
     def _gone(self, node: NodeId, error: BaseException) -> None:
-        if self._tenure is not None and SUPERSEDED in str(error):
-            self._tenure.leave(f"{node} obeys another driver")
+        if self._leave is not None and SUPERSEDED in str(error):
+            self._leave(f"{node} obeys another driver")
         if node in self._actors:
             is_host_dead = actor_errors.is_of_dead_host(error)
             self.tell(AgentLost(node=node, why=actor_errors.summary(error), error=error, is_host_dead=is_host_dead))
@@ -168,7 +158,7 @@ class RayAgents:
         if (actor := self._actors.get(node)) is None:
             return
         goal = self._goals.add(node, order)
-        if self._tenure is None:
+        if self._leave is None:
             actor.obey.remote(self._epoch, serialization.dump_goal(goal))
         else:
             self._unsent[node] = None
@@ -284,7 +274,7 @@ class RayAgents:
     def end(self, request: StopAgent) -> None:
         """Kill an agent. In a detached run it ends itself, if this driver is in command: Ray would kill it anyhow."""
         actor = self._actors.pop(request.node, None)
-        if actor is not None and self._tenure is not None and not request.never_started:
+        if actor is not None and self._leave is not None and not request.never_started:
             actor.leave.remote(self._epoch)
         elif actor is not None:
             with contextlib.suppress(Exception):  # dead already
@@ -394,13 +384,15 @@ class RayFleet(FleetBase):
         plan: Plan,
         spec: AgentSpec,
         say: Callable[[str], None],
-        tenure: Tenure | None = None,
+        epoch: int = 0,
+        leave: Callable[[str], None] | None = None,
         allocator: Allocator | None = None,
         reservations: Reservations | None = None,
     ) -> None:
         """`say` takes a line for a person, in the thread that calls the fleet.
 
-        `tenure`: of a detached run. `allocator`: of the driver before, whose agents this one adopts. `reservations`:
+        `epoch` and `leave`: of a driver of a detached run; `leave` ends this process, since another driver is in
+        command, and takes the reason. `allocator`: of the driver before, whose agents this one adopts. `reservations`:
         None: placement groups of the run's own.
         """
         setup = _SETUP_SECONDS if ray.get_runtime_context().runtime_env else 0.0
@@ -408,8 +400,8 @@ class RayFleet(FleetBase):
         self._takes_over = allocator is not None
         self._placement_groups = reservations or PlacementGroups(spread=plan.spread, token=spec.token)
         self.agents = RayAgents(
-            spec.epoch if tenure is None else tenure.epoch,
-            tenure,
+            epoch or spec.epoch,
+            leave,
             self._started,
             lambda node: self.to_do.put(partial(self._begin_again, node)),
         )
@@ -455,6 +447,7 @@ class RayFleet(FleetBase):
 
     def _take_over(self) -> None:
         """Command all agents that a slot still has, end the others, and do what the last driver had not come to."""
+        assert isinstance(self._placement_groups, PlacementGroups)  # who gives a group is no detached run
         self._placement_groups.restore()
         actors: dict[NodeId, Any] = {}
         for name, node in named_resources.agents(self._spec.token).items():

@@ -43,9 +43,6 @@ class Reservations(Protocol):
     def hosts(self, slot: int) -> dict[int, HostId]: ...
     def gang_hosts(self) -> dict[int, HostId]: ...
     def release(self, slot: int) -> None: ...
-    def restore(self) -> None: ...
-    @property
-    def slots(self) -> list[list[int]]: ...
     def cancel(self) -> None: ...
 
 
@@ -112,14 +109,6 @@ class GivenBundles:
         """Let another slot have the bundle."""
         if (place := self._taken.pop(slot, None)) is not None:
             self._free.append(place)
-
-    def restore(self) -> None:
-        """Do nothing: such a run is never detached."""
-
-    @property
-    def slots(self) -> list[list[int]]:
-        """The slots that have bundles."""
-        return [[slot] for slot in self._taken]
 
     def cancel(self) -> None:
         """Do nothing: the group is the caller's."""

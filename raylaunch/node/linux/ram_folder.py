@@ -1,11 +1,11 @@
 """The folder of a node in memory: what is there outlives the workers.
 
-The agent makes it, and has a lock (flock(2)) on a folder in it that no script sees: a script may remove the folder that
-it was given, and make it again.
+Two locks (flock(2)) say who needs it. The agent's is on the folder `agent` in it, which no script sees: a script may
+remove the folder that it was given, and make it again. The other one is on the folder itself. The subreaper has it from
+the agent (`hold`), and keeps the folder for the next agent of the run.
 
-The subreaper or the fork server, whichever ends last on the node, or the agent removes it, unless a process that the
-agent has given a descriptor (`hold`) keeps it for the next agent of the run. If all of them are killed, the next run on
-the host removes it (`_remove_stale`).
+Whoever ends last on the node removes it: the subreaper or the fork server (`lifeline.remove_folders`), or the agent. If
+all of them are killed, the next run on the host does (`_remove_stale`).
 """
 
 from __future__ import annotations

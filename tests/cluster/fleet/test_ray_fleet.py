@@ -28,7 +28,7 @@ from raylaunch.cluster.agent.agent import AgentReport
 from raylaunch.cluster.agent.agent_session import Adoption, AgentSession
 from raylaunch.cluster.driver.succession import LedgerKeepers
 from raylaunch.cluster.fleet import ray_fleet
-from raylaunch.cluster.fleet.ray_fleet import RayFleet, Tenure
+from raylaunch.cluster.fleet.ray_fleet import RayFleet
 from raylaunch.cluster.fleet_api import AgentLost, AgentsAdopted, FleetFailed, HostDraining, ReportReceived, SlotGranted
 from raylaunch.cluster.ray_api.placement_groups import PlacementGroups
 from raylaunch.cluster.registry_key import NAMESPACE
@@ -320,9 +320,9 @@ def detached(hosts: Cluster) -> Iterator[Callable[..., DetachedCrew]]:
         spec = replace(SPEC, token=TOKEN)
         lines: list[str] = []
         allocator = pickle.loads(after.ledger) if after else None
-        tenure = Tenure(token=TOKEN, epoch=2 if after else 1, leave=lambda _: None)
-        fleet = RayFleet(plan, spec, lines.append, tenure=tenure, allocator=allocator)
-        keepers = LedgerKeepers(fleet, spec, tenure.epoch)
+        epoch = 2 if after else 1
+        fleet = RayFleet(plan, spec, lines.append, epoch=epoch, leave=lambda _: None, allocator=allocator)
+        keepers = LedgerKeepers(fleet, spec, epoch)
         found = DetachedCrew(fleet, lines=lines, plan=plan, keepers=keepers, up={**after.up} if after else {})
         fleet.agents.actor_class = ray.remote(max_restarts=0)(agent)
         crews.append(found)
