@@ -134,6 +134,44 @@ def test_with_state_the_death_of_the_store_costs_one_restart_and_no_committed_st
     assert "the store of attempt 1 died" in err
 
 
+BREAKS_WHILE_SAVING = """
+import os, time
+import torch.distributed as dist
+from raylaunch.worker import State
+
+dist.init_process_group("gloo")
+rank, attempt = dist.get_rank(), int(os.environ["RAYLAUNCH_ATTEMPT"])
+state = State(every=1)
+done = state.restore()
+print(f"rank {rank} begins attempt {attempt} at {done} with {state.get('total', 0)}", flush=True)
+for step in range(done, 9):
+    if (attempt, rank, step) == (1, 0, 5):
+        open("waits", "x").close()
+        while not os.path.exists("asked"):
+            time.sleep(0.02)
+        os._exit(1)
+    state["total"] = state.get("total", 0) + step
+    state.commit(step)
+"""
+
+
+def test_a_node_that_leaves_gives_its_part_if_the_world_breaks_while_it_saves(alone_with_torch):
+    """The agent has ended all else, and the next world, on the other node, needs what rank 1 has committed."""
+    env, folder = alone_with_torch
+    env |= {"XDG_STATE_HOME": str(folder / "state")}
+    job = {"nnodes": "1:2", "nproc_per_node": 1, "last_call": 100, "max_restarts": 1, "run_id": "one"}
+    run = start(env, folder, BREAKS_WHILE_SAVING, preload=["torch"], **job)
+    program = f"{NO_RAYLETS}; from raylaunch.cli.main import main; exit(main())"
+    command = [sys.executable, "-c", program, "resize", "1", "one"]
+    wait_until((folder / "waits").exists, 100, "rank 0 to wait")
+    with subprocess.Popen(command, env=env, cwd=folder, stderr=subprocess.PIPE, text=True) as resize:
+        assert resize.stderr is not None
+        assert "the workers save at one step" in resize.stderr.readline()
+        (folder / "asked").touch()
+        out, _ = finished(run)
+    assert [line for line in out if "attempt 2" in line] == ["rank 0 begins attempt 2 at 5 with 10"]
+
+
 def test_a_worker_and_a_fork_server_that_are_killed(alone):
     """One restart each, as on a cluster. The agent goes on with another fork server."""
     env, folder = alone
@@ -653,7 +691,7 @@ def test_gpus_of_several_agents(crew):
     found = crew("2:3", many=4, nproc_per_node=2, gpus_per_worker=1)
     found.count(2)
     assert [agent.visible for agent in Quiet.made] == ["0,1", "2,3"]
-    found.fleet.release("node-1")
+    found.fleet.release("node-1", frees_memory=True)
     found.count(3)
     assert [(agent.visible, agent.closed) for agent in Quiet.made] == [("0,1", True), ("2,3", False), ("0,1", False)]
 

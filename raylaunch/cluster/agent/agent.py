@@ -277,6 +277,11 @@ class Agent:
         self._stop_polling()
         await _in_thread(self._supervisor.close)
 
+    async def end_processes(self) -> None:
+        """End every process of the run on this node, and go on giving other agents what `State` holds."""
+        self._stop_polling_supervisor()
+        await _in_thread(self._supervisor.client.end_server)
+
     async def end_node(self) -> None:
         """The lease has expired: end every process of the run on this node but this one, for seconds at most.
 
@@ -292,6 +297,9 @@ class Agent:
         while self._parts:
             self._parts.popitem()[1].close()
         self._pending.logs.close()
+        self._stop_polling_supervisor()
+
+    def _stop_polling_supervisor(self) -> None:
         if self._polls_supervisor:
             self._polls_supervisor = False
             self._loop.remove_reader(self._supervisor.fileno())

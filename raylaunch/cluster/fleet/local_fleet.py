@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
@@ -44,6 +44,8 @@ _Answer = TypeVar("_Answer")
 
 _CLOSE_SECONDS = 20.0
 """A little more than an agent takes to kill processes that ignore signals."""
+_GIVE_SECONDS = 60.0
+"""How long an agent that has left gives what it holds: as long as the subreaper of one that was killed."""
 STALL_SECONDS = 5.0
 """How long the thread may do nothing, as in a file system that does not answer, when the run is to end."""
 _STALLED = "its thread does nothing: a file system may not answer"
@@ -67,6 +69,8 @@ class LocalFleet(FleetBase):
         self._agents: dict[NodeId, _LocalAgent] = {}
         #: Agents that start as soon as their slots are granted, by slot.
         self._waiting: dict[int, StartAgent] = {}
+        #: Those that are to end, but not what they hold.
+        self._givers: set[NodeId] = set()
         self._to_do: asyncio.Queue[Request | None] = asyncio.Queue()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="raylaunch-agents")
@@ -135,8 +139,12 @@ class LocalFleet(FleetBase):
     # Which nodes there are.
 
     def release(self, node: NodeId, *, frees_memory: bool = False) -> None:
-        """End the agent and what it started, and start another in its slot. All memory is freed in any case."""
-        del frees_memory
+        """End what the agent started, and start another in its slot.
+
+        `frees_memory`: end the agent, too; else it gives what it holds to others for a minute.
+        """
+        if not frees_memory:
+            self._givers.add(node)
         pause = self._decide(partial(self._allocator.lost, node))
         if pause:
             self._say(f"{node} is given up: the next agent is started in {count(pause, 'second')}")
@@ -216,8 +224,11 @@ class LocalFleet(FleetBase):
         self._waiting = {slot: one for slot, one in self._waiting.items() if one.node != request.node}
         if request.why:
             self._tell(AgentLost(node=request.node, why=request.why))
-        local = self._agents.pop(request.node, None)
-        if local is not None:
+        if request.node in self._givers and request.node in self._agents:
+            self._givers.discard(request.node)
+            await self._agents[request.node].agent.end_processes()
+            self._loop.call_later(_GIVE_SECONDS, self._to_do.put_nowait, replace(request, why=""))
+        elif (local := self._agents.pop(request.node, None)) is not None:
             await _ended(local)
 
     def logs(self, node: NodeId, asked: LogQuery | LogRead) -> concurrent.futures.Future[LogAnswer]:
