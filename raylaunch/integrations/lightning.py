@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from lightning.pytorch import Callback
 
+from raylaunch.integrations.data import ElasticDataLoader
 from raylaunch.worker import State, checkpointed, heartbeat, should_checkpoint
 
 
@@ -29,6 +30,43 @@ class _LoopParts:
                 self._parts[name].load_state_dict(state)
 
 
+class _ElasticEpochs:
+    """The position of an `ElasticDataLoader`, and how many epochs the loop does for those that it has.
+
+    Lightning counts the batches of an epoch before it tells the loader its position, so with other ranks the
+    rest of an epoch may be another one for it. It does not tell the position if the epoch before was just done.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._epochs = trainer.max_epochs
+        self._restored: dict[str, int] = {}
+
+    @property
+    def _loader(self) -> ElasticDataLoader | None:
+        loader = self._trainer.train_dataloader
+        return loader if isinstance(loader, ElasticDataLoader) else None
+
+    def begin(self) -> None:
+        """Go on where the loader was."""
+        if self._loader is not None and self._restored:
+            self._loader.load_state_dict(self._restored)
+        self.count()
+
+    def count(self) -> None:
+        """Let the loop do what is left of the epochs."""
+        epoch = self._restored.get("epoch") if self._loader is None else self._loader.epoch
+        if epoch is not None and self._epochs > 0 and self._trainer.limit_train_batches == 1:
+            loop = self._trainer.fit_loop
+            loop.max_epochs = loop.epoch_progress.current.processed + max(0, self._epochs - epoch)
+
+    def state_dict(self) -> dict[str, int]:
+        return {} if self._loader is None else {**self._loader.state_dict(), "epoch": self._loader.epoch}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self._restored = state
+
+
 class StateCallback(Callback):
     """Commits to a `State` after each step of the optimizer, and goes on from there after a failure.
 
@@ -42,6 +80,7 @@ class StateCallback(Callback):
         """`every`, `durable`: as of `State`."""
         self._every, self._durable = every, durable
         self._state: State | None = None
+        self._epochs: _ElasticEpochs | None = None
         self._completed = 0
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
@@ -49,14 +88,28 @@ class StateCallback(Callback):
         del pl_module
         optimizers = {f"optimizer_{number}": optimizer for number, optimizer in enumerate(trainer.optimizers)}
         objects = {"model": trainer.strategy.model, "parts": _LoopParts(trainer, self), "loop": trainer.fit_loop}
+        self._epochs = objects["epochs"] = _ElasticEpochs(trainer)
         self._state = State(every=self._every, durable=self._durable, **optimizers, **objects)
         self._completed = self._state.restore()
+        self._epochs.count()
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Go on with the next sample."""
+        del trainer, pl_module
+        if self._epochs is not None:
+            self._epochs.begin()
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         """Commit, if the optimizer has done a step: with accumulated gradients, not each batch has one."""
         if self._state is not None and trainer.global_step > self._completed:
             self._completed = trainer.global_step
             self._state.commit(self._completed - 1)
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Find out how many epochs are left."""
+        del trainer, pl_module
+        if self._epochs is not None:
+            self._epochs.count()
 
     def on_validation_batch_end(self, *_: Any) -> None:
         """Report that validation gets on."""

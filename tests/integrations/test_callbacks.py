@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from raylaunch.integrations.data import ElasticDataLoader
 from tests.warm_command import WarmCommand
 from tests.warm_python import WarmPython
 
@@ -107,8 +109,6 @@ def test_the_trainer_of_transformers_commits_each_step(of_transformers: Any, tmp
 def test_the_trainer_of_transformers_goes_on_with_the_next_sample(
     of_transformers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from raylaunch.integrations.data import ElasticDataLoader
-
     monkeypatch.setattr(FakeState, "done", 12)
     monkeypatch.setattr(FakeState, "values", {"trainer": {"best_metric": 0.5}})
     loader = ElasticDataLoader(Samples(), batch_size=4, shuffle=False, num_replicas=1, rank=0)
@@ -127,8 +127,6 @@ def test_the_trainer_of_transformers_ends_after_its_epochs_with_another_number_o
     of_transformers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accumulated: int, steps: int
 ) -> None:
     """Two ranks have done 3 steps of 8 samples; one is left, which takes 4 in each batch."""
-    from raylaunch.integrations.data import ElasticDataLoader
-
     monkeypatch.setattr(FakeState, "done", 3)
     monkeypatch.setattr(FakeState, "values", {"trainer": {}})
     data = torch.utils.data.ConcatDataset([Samples(), Samples()])
@@ -162,7 +160,7 @@ def of_lightning(monkeypatch: pytest.MonkeyPatch) -> Any:
     return lightning
 
 
-def fit(folder: Path, *callbacks: Any, **more: Any) -> Any:
+def fit(folder: Path, *callbacks: Any, loader: Any = None, **more: Any) -> Any:
     import lightning
 
     class Module(lightning.LightningModule):
@@ -181,7 +179,7 @@ def fit(folder: Path, *callbacks: Any, **more: Any) -> Any:
     made_trainer = lightning.Trainer(
         callbacks=[*callbacks], max_epochs=2, default_root_dir=folder, enable_model_summary=False, **quiet, **more
     )
-    made_trainer.fit(Module(), torch.utils.data.DataLoader(Samples(), batch_size=4))
+    made_trainer.fit(Module(), loader or torch.utils.data.DataLoader(Samples(), batch_size=4))
     return made_trainer
 
 
@@ -220,6 +218,33 @@ def test_other_callbacks_and_schedulers_of_lightning_are_kept(of_lightning: Any,
     parts.load_state_dict(kept)
     assert counts.batches == 20
     assert rate.last_epoch == epochs == 2
+
+
+class KilledError(Exception):
+    pass
+
+
+@pytest.mark.parametrize(("kills", "ranks"), [((13,), 2), ((10, 13), 1)])
+def test_lightning_ends_after_the_epochs_of_an_elastic_loader(
+    of_lightning: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: tuple[int, ...], ranks: int
+) -> None:
+    """With other ranks within an epoch; and after a kill at its end and another one, where Lightning forgets the sample."""
+
+    class Dies(FakeState):
+        def commit(self, step: int) -> None:
+            if step + 1 in kills and step + 1 > self.done:
+                held = {name: each for name, each in self.objects.items() if hasattr(each, "state_dict")}
+                monkeypatch.setattr(FakeState, "states", {name: deepcopy(held[name].state_dict()) for name in held})
+                monkeypatch.setattr(FakeState, "done", step + 1)
+                raise KilledError
+
+    monkeypatch.setattr(of_lightning, "State", Dies)
+    for _ in kills:
+        with pytest.raises(KilledError):
+            fit(tmp_path, of_lightning.StateCallback(), loader=ElasticDataLoader(Samples(), 4, num_replicas=1, rank=0))
+    loader = ElasticDataLoader(Samples(), 4, num_replicas=ranks, rank=0)
+    fit(tmp_path, of_lightning.StateCallback(), loader=loader)
+    assert loader.elastic_sampler.epochs_done == 2
 
 
 def test_lightning_saves_on_request(of_lightning: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
