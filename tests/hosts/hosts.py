@@ -209,12 +209,6 @@ class Hosts:
         gcs.start(partial(self.popen, self.head))
         gcs.pid = inside(gcs.process)
 
-    def restart_ray(self, host: Host) -> None:
-        """Start a raylet on a host that lost its own. To Ray it is a new node."""
-        gone, host.node_id = host.node_id, ""
-        self._start_ray(host)
-        self.wait_for(host, other_than=gone)
-
     # Queries.
 
     def processes(self, host: Host, word: str = "") -> list[Process]:
@@ -250,12 +244,12 @@ class Hosts:
         """Return whether Ray counts the host as alive."""
         return bool(self.nodes().get(host.node_id, {}).get("alive"))
 
-    def wait_for(self, host: Host, *, other_than: str = "") -> None:
+    def wait_for(self, host: Host) -> None:
         """Wait until Ray knows the host."""
         deadline = time.monotonic() + _UP_SECONDS
         while not host.node_id:
             for node_id, node in self.nodes().items():
-                if node["address"] == host.address and node["alive"] and node_id != other_than:
+                if node["address"] == host.address and node["alive"]:
                     host.node_id = node_id
             if time.monotonic() > deadline or host.holder.poll() is not None:
                 msg = f"{host.name} did not come up:\n{(host.folder / 'ray.log').read_text()}"
