@@ -44,23 +44,20 @@ from raylaunch.core.job.job import Job, RayOptions
 from raylaunch.core.job.redaction import Redactor, redacted_errors
 from raylaunch.core.newtypes import HostId
 from raylaunch.core.placement.environment import assign, submitted
-from raylaunch.core.placement.plan import Plan, settled
+from raylaunch.core.placement.plan import NodeFacts, Plan, make_plan, settled
 from raylaunch.core.record.result import RunResult
 from raylaunch.core.record.run_layout import LAYOUTS, future_losses
 from raylaunch.core.text import count
 from raylaunch.errors import ClusterError, ConfigError, ExitCode, InterruptedByUserError
 from raylaunch.node.linux import procfs
+from raylaunch.node.linux.working_folder import current
+from raylaunch.node.protocol.node_spec import AgentSpec
+from raylaunch.worker.state.checkpoints.durable_folder import DurableFolder
 
 if TYPE_CHECKING:
     from raylaunch.cluster.driver.ledger import Ledger, RunFacts
     from raylaunch.cluster.driver.succession import Succession
     from raylaunch.cluster.ray_api.placement_groups import GivenGroup
-
-
-from raylaunch.core.placement.plan import NodeFacts, make_plan
-from raylaunch.node.linux.working_folder import current
-from raylaunch.node.protocol.node_spec import AgentSpec
-from raylaunch.worker.state.checkpoints.durable_folder import DurableFolder
 
 WANTED = "ray>=2.44"
 """The versions of Ray that can be used, as in the project's metadata: these are missing if raylaunch was copied."""
@@ -158,11 +155,7 @@ def run_job(
         on_control(control)
         with (
             run_control.served(control, session, run.warn),
-            cluster_registry.entered(
-                replace(_entry(run, session, secrets, control), token=succession.token if succession else ""),
-                os.environ,
-                run.warn,
-            ) as entry,
+            cluster_registry.entered(_entry(run, session, secrets, control, succession), os.environ, run.warn) as entry,
         ):
             values, error = _execute(run, handler, control, is_function=bool(payload))
             result = _report(run, session, secrets, error, conclude)
@@ -200,7 +193,9 @@ def _why_no_room(session: Session, job: Job, nodes: int) -> str:
     return "; ".join(plan.obstacles) or f"the cluster has no room for {plan.asked}, not even if all of it was free"
 
 
-def _entry(run: _PreparedRun, session: Session, secrets: Redactor, control: RunControl) -> RegisteredRun:
+def _entry(
+    run: _PreparedRun, session: Session, secrets: Redactor, control: RunControl, succession: Succession | None
+) -> RegisteredRun:
     path = run.folder.path
     return RegisteredRun(
         id=secrets.hide(path.name if path is not None else run.run_id),
@@ -211,6 +206,7 @@ def _entry(run: _PreparedRun, session: Session, secrets: Redactor, control: RunC
         cluster=secrets.hide(session.address),
         control=control.address,
         user=procfs.user_name(),
+        token=succession.token if succession is not None else "",
     )
 
 

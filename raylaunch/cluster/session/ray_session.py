@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import ray
 from ray.exceptions import RayError
@@ -54,13 +54,11 @@ _OBJECT_STORE_BYTES = 80 * 1024 * 1024
 METRICS_VARIABLES = ("RAY_enable_metrics_collection", "RAY_enable_open_telemetry")
 """Settings of `src/ray/common/ray_config_def.h`. A process reads them once, when Ray's C++ code is first used."""
 
-_Made = TypeVar("_Made")
 
-
-class SharedConnection(Generic[_Made]):
+class SharedConnection:
     """A connection that is made for the first run that needs it, and closed after the last of those that share it."""
 
-    def __init__(self, end: Callable[[_Made], None]) -> None:
+    def __init__(self, end: Callable[[RaySession], None]) -> None:
         """`end` closes the connection."""
         self._end = end
         self._lock = threading.RLock()
@@ -68,10 +66,10 @@ class SharedConnection(Generic[_Made]):
         #: How many runs go on right now.
         self._runs = 0
         #: The connection that is open; None: none is.
-        self.made: _Made | None = None
+        self.made: RaySession | None = None
 
     @contextlib.contextmanager
-    def used(self, options: Any, make: Callable[[], _Made]) -> Iterator[_Made]:
+    def used(self, options: Any, make: Callable[[], RaySession]) -> Iterator[RaySession]:
         """Use the connection for a run. `make` opens one, unless one is open that was made for equal options.
 
         What it makes while one is open is a view of that one.
@@ -228,7 +226,7 @@ def _is_alive(session: RaySession | None) -> bool:
     return False
 
 
-_connection: SharedConnection[RaySession] = SharedConnection(_disconnect)
+_connection = SharedConnection(_disconnect)
 _left_behind: list[RaySession] = []
 
 

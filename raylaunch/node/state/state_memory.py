@@ -71,9 +71,8 @@ class StateMemory:
         #: Where workers connect: an abstract name, without its first byte.
         self._listener, self.address = wire.listen()
         self._workers: dict[int, socket.socket] = {}
-        self._page.numbers[fields.RESTORE_DECIDED] = self._page.numbers[fields.FILES_READY] = (
-            0  # an earlier run on the same page has numbered attempts, too
-        )
+        for field in (fields.RESTORE_DECIDED, fields.FILES_READY):
+            page.numbers[field] = 0  # an earlier run on the same page has numbered attempts, too
         self._epoll.register(self._listener, select.EPOLLIN)
         self._writes = CheckpointWrites(self._epoll)
 
