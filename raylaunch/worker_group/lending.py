@@ -143,7 +143,7 @@ class Deliveries:
 def _is_of_actor(error: BaseException | None) -> bool:
     from ray import exceptions  # noqa: PLC0415
 
-    return isinstance(error, exceptions.RayActorError)
+    return isinstance(error, exceptions.RayActorError) and not isinstance(error, exceptions.RayTaskError)
 
 
 @functools.cache

@@ -81,14 +81,19 @@ def test_calls(launcher):
         ray.init(log_to_driver=False, logging_level="WARNING")
         found = {}
         set_by_program = logging.getLogger("ray").level, worker.print_to_stdstream
+
+        class Dead:
+            def get(self):
+                os._exit(1)
+
         with group_of(Counter, 10, step=2) as group:
             found["ranks"] = [(place.rank, place.node, place.pid != os.getpid()) for place in group.ranks]
             found["call"] = group.call("add", 1)
             found["scattered"] = group.call("rank_and", {"x": raylaunch.scatter(["a", "b"])})
             found["one"] = group.call_one(1, "rank_and", None)
-            failing = ray.remote(num_cpus=0)(lambda: 1 / 0).remote()
+            failing = ray.remote(num_cpus=0)(lambda: 1 / 0).remote(), ray.remote(num_cpus=0)(Dead).remote().get.remote()
             found["refs"] = group.call("rank_and", [ray.put("x"), raylaunch.scatter([ray.put(1), 2])])
-            found["failed ref"] = error_of(lambda: group.call("rank_and", failing))
+            found["failed refs"] = [error_of(lambda ref=ref: group.call("rank_and", ref)) for ref in failing]
             try:
                 group.call("fail")
             except raylaunch.CallFailedError as error:
@@ -123,7 +128,7 @@ def test_calls(launcher):
         "scattered": [[0, {"x": "a"}], [1, {"x": "b"}]],
         "one": [1, None],
         "refs": [[0, ["x", 1]], [1, ["x", 2]]],
-        "failed ref": "RayTaskError(ZeroDivisionError)",
+        "failed refs": ["RayTaskError(ZeroDivisionError)", "RayTaskError(ActorDiedError)"],
         "error": ["LookupError", True],
         "wrong": ["ValueError", "ValueError", "TypeError", "CallFailedError", "TimeoutError"],
         "order": [True, [14, 14], [16, 16]],
