@@ -50,7 +50,8 @@ OnRestart = Callable[[GroupRestart], object]
 
 _LOST_PEER_SECONDS = 15.0
 """How long an error that a lost peer may have caused is kept back: a restart says that it was."""
-_ANSWER_SECONDS = 10.0
+_LOOK_AGAIN_SECONDS = 1.0
+"""After the time for a resize is over while ranks make their objects: the cluster may have provided the nodes."""
 _NAME = "WorkerGroup"
 """The name under which messages say that this changed a run."""
 
@@ -343,7 +344,7 @@ class _DrivenRun:
     def _change(self, request: RunChange) -> None:
         if self.control is None:
             raise RefusedError("the group has not begun")
-        self.control.change(request).result(_ANSWER_SECONDS)
+        self.control.answer(request)
 
     def why_no_room(self, nodes: int) -> str:
         """Return why the cluster could never hold this number of nodes; "": it could, as far as is known."""
@@ -538,6 +539,9 @@ class _Resizing:
     def give_up_waiting(self, now: float, world: GroupWorld, run: _DrivenRun) -> None:
         """Go on with the nodes that there are, since the cluster has not provided others in time."""
         if self._wanted is None or now < self.give_up_at:
+            return
+        if world.is_beginning:
+            self.give_up_at = now + _LOOK_AGAIN_SECONDS
             return
         with contextlib.suppress(RefusedError):  # the run is about to end
             run.resize(*self._before)

@@ -132,6 +132,11 @@ class GroupWorld:
         return 0 < self.size == len(self._ready)
 
     @property
+    def is_beginning(self) -> bool:
+        """Whether ranks are there, and some cannot be called yet."""
+        return bool(self.lines) and not self.is_whole
+
+    @property
     def completed(self) -> int | None:
         """The steps that were done in the commit which was restored; None: there is no `State`."""
         return self._ready.get(0)
