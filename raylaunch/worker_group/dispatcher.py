@@ -434,7 +434,7 @@ class _Carrying:
             return
         try:
             value = packing.unpacked(parts)
-        except Exception as error:  # noqa: BLE001
+        except BaseException as error:  # noqa: BLE001
             msg = f"what `{call.method}` returned in rank {rank} cannot be unpickled here: {error}"
             failed = CallFailedError(msg, rank=rank)
             failed.__cause__ = error
@@ -655,7 +655,7 @@ class _Restarting:
 
 def _error_of(call: PendingCall, rank: int, answer: Answer, parts: list[bytearray]) -> CallFailedError:
     error = CallFailedError(f"`{call.method}` in rank {rank} raised {answer.error}\n\n{answer.traceback}", rank=rank)
-    with contextlib.suppress(Exception):  # its class cannot be imported here
+    with contextlib.suppress(BaseException):  # its class cannot be imported here
         cause = packing.unpacked(parts)
         error.__cause__ = cause if isinstance(cause, BaseException) else None
     return error

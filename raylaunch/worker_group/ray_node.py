@@ -1,4 +1,7 @@
-"""A capability of the runs of groups: each rank knows its node in Ray, by the variable RAYLAUNCH_RAY_NODE."""
+"""A capability of the runs of groups: each rank knows its node in Ray, by the variable RAYLAUNCH_RAY_NODE.
+
+And it fails if it exits before the caller has let it end, also with code 0: else the others would wait for it.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ class _NodeNamer(AgentPart):
     def workers(self, assignment: Assignment, specs: tuple[WorkerSpec, ...]) -> tuple[WorkerSpec, ...]:
         """Add the variable."""
         del assignment
-        return tuple(replace(spec, env=spec.env | {RAY_NODE: self._node}) for spec in specs)
+        return tuple(replace(spec, env=spec.env | {RAY_NODE: self._node}, must_return=True) for spec in specs)
 
 
 CAPABILITY = Capability(name="ray_node", driver=_NothingToDecide, agent=_NodeNamer)

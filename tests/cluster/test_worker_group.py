@@ -252,6 +252,50 @@ def test_a_rank_that_is_stopped_does_not_answer(launcher):
     assert "rank 1" in found[1][1]
 
 
+def test_a_rank_goes_on_whatever_a_method_raises_or_returns(launcher):
+    """Only one that exits has failed, also with code 0: the others would wait for it."""
+    found = outcome(
+        launcher,
+        """
+        class Nameless(Exception):
+            def __str__(self):
+                raise RuntimeError("no text")
+
+        class Leaving:
+            def __reduce__(self):
+                return sys.exit, ("here",)
+
+        class Wild(Counter):
+            def raises(self):
+                raise Nameless
+            def is_cancelled(self):
+                raise asyncio.CancelledError
+            def returns(self):
+                return Leaving()
+            def leave(self):
+                if self.rank == 1:
+                    os._exit(0)
+
+        with group_of(Wild, 0, max_restarts=1, ray={"address": "none"}) as group:
+            found = {"errors": [error_of(lambda name=name: group.call(name)) for name in ("raises", "is_cancelled", "returns")]}
+            found["goes on"] = group.call("add", 1), group._dispatcher.world.attempt
+            try:
+                group.call("leave", timeout=60)
+            except raylaunch.RankRestartedError as error:
+                found["left"] = error.restart.ranks, error.restart.why
+            found["again"] = group.call("add", 1)
+        print(json.dumps(found))
+        """,
+    )
+    left = "rank 1 on node-1 exited with code 0 (before its function returned); restart 1 of 1"
+    assert found == {
+        "errors": ["CallFailedError"] * 3,
+        "goes on": [[1, 1], 1],
+        "left": [[1], left],
+        "again": [1, 1],
+    }
+
+
 def test_a_rank_that_reads_nothing_holds_up_no_restart(launcher):
     """Not even while a call is sent to it that is larger than all buffers on the way."""
     found = outcome(

@@ -183,7 +183,7 @@ class Failure(FailureRecord):
             return f"hung at {self.hung_at}" if self.hung_at else ""
         if error is not None:
             return f"{error.type} at {error.place}" if error.place else _blank(self.what)
-        return f"rank {self.rank} exited with code {self.exit_code}" if self.exit_code > 0 else ""
+        return f"rank {self.rank} exited with code {self.exit_code}" if self.exit_code >= 0 else ""
 
     @property
     def kind(self) -> str:

@@ -58,8 +58,8 @@ class AttemptState:
     """By local rank."""
     pids: tuple[int, ...] = ()
     """Process ids by local rank, once the workers are forked."""
-    ends: dict[int, int] = field(default_factory=dict)
-    """Exit codes by rank, of all and only the workers whose processes are gone."""
+    ends: dict[int, bool] = field(default_factory=dict)
+    """By rank: whether it has ended well. It has all and only the workers whose processes are gone."""
     late_failures: list[WorkerExit] = field(default_factory=list)
     """Failures of workers that were told to stop, to be told when all are gone."""
     results: dict[int, ResultFile] = field(default_factory=dict)
@@ -110,11 +110,11 @@ class AttemptState:
         ]
 
     def take_finished(self) -> bool:
-        """Return once, when all workers have ended: whether all did so with exit code 0."""
+        """Return once, when all workers have ended: whether all did so well."""
         if self.finished or not set(self.assignment.ranks) <= set(self.ends):
             return False
         self.finished = True
-        return not any(self.ends.values())
+        return all(self.ends.values())
 
     def take_late_failures(self) -> tuple[WorkerExit, ...]:
         """Return the failures of workers that were told to stop, once."""

@@ -143,6 +143,8 @@ def _private(path: str, flags: int) -> int:
 def _evidence(exit_code: int, pid: int, last_lines: str, kills: OomKills) -> str:
     """Return what else is known of a death by signal."""
     match exit_code:
+        case 0:
+            return "before its function returned"
         case _ if exit_code == -signal.SIGKILL:
             return kills.evidence(pid or None)
         case _ if exit_code == _SHELL + signal.SIGKILL:

@@ -335,13 +335,16 @@ class Supervisor:
         exited = replace(exited, error=exited.error or reported)
         state = self.attempt_state
         is_present = state is not None and exited.attempt == state.attempt
+        is_well = exited.exit_code == 0
         if state is not None and is_present:
-            state.ends[exited.rank] = exited.exit_code
+            may_leave = exited.stopped or not state.workers[exited.local_rank].must_return
+            is_well = is_well and (may_leave or result is not None)
+            state.ends[exited.rank] = is_well
             if result is not None:
                 state.results[exited.rank] = result
         elif result is not None:
             result.close()
-        if exited.exit_code == 0:
+        if is_well:
             return
         folder = self.spec.rank_dir(exited.attempt, exited.rank)
         of_gpus = state.gpus.evidence if state is not None and is_present else lambda _: ""

@@ -267,9 +267,9 @@ def _print_traceback(error: BaseException) -> None:
         sys.excepthook(type(error), error, error.__traceback__)
     except Exception as failed:  # noqa: BLE001
         _print("Error in sys.excepthook:")
-        _print("".join(_formatted(without_own_frames(failed))))
+        _print("".join(formatted(without_own_frames(failed))))
         _print("Original exception was:")
-        _print("".join(_formatted(error)).rstrip())
+        _print("".join(formatted(error)).rstrip())
 
 
 def _print(text: str) -> None:
@@ -295,8 +295,8 @@ def _report_error(report_file: ServerFile, error: BaseException, *, with_object:
     """Report an error of the user's code. `with_object`: also the exception itself, if it can be pickled."""
     report = _error(
         str.__str__(type(error).__name__)[:MOST_TYPE],
-        capped(_text_of(error), MOST_MESSAGE),
-        capped_traceback("".join(_formatted(error))),
+        capped(text_of(error), MOST_MESSAGE),
+        capped_traceback("".join(formatted(error))),
     )
     if with_object:
         with contextlib.suppress(TypeError):
@@ -305,14 +305,15 @@ def _report_error(report_file: ServerFile, error: BaseException, *, with_object:
     _write_report(report_file, report)
 
 
-def _formatted(error: BaseException) -> list[str]:
+def formatted(error: BaseException) -> list[str]:
+    """Return the parts of its traceback; empty if there can be none."""
     try:
         return traceback.format_exception(type(error), error, error.__traceback__)
     except Exception:  # noqa: BLE001
         return []  # an attribute of the exception is not what it should be
 
 
-def _text_of(value: object) -> str:
+def text_of(value: object) -> str:
     """Return `str(value)`, whatever that does. A subclass of str becomes a str, which can be unpickled anywhere."""
     try:
         return str.__str__(str(value))
@@ -322,14 +323,14 @@ def _text_of(value: object) -> str:
 
 def _refuse(report_file: ServerFile, error: BaseException) -> int:
     """Say on stderr and in the report that the user's code cannot be started; return the exit code."""
-    _print(f"raylaunch: {printable(_text_of(error))}")
+    _print(f"raylaunch: {printable(text_of(error))}")
     _write_setup_error(report_file, error)
     return 1
 
 
 def _write_setup_error(report_file: ServerFile, error: BaseException, *, hopeless: bool = True) -> None:
     """Report why the user's code was not begun. `hopeless`: a restart would meet the same, such as a missing folder."""
-    _write_report(report_file, _error(type(error).__name__, _text_of(error), hopeless=hopeless))
+    _write_report(report_file, _error(type(error).__name__, text_of(error), hopeless=hopeless))
 
 
 def _error(kind: str, message: str, trace: str = "", *, hopeless: bool = False) -> WorkerError:

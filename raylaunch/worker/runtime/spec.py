@@ -41,5 +41,7 @@ class WorkerSpec:
     """Whether stdin is that terminal too."""
     timeout: float = 0.0
     """Seconds that process groups wait by default; 0: as torch has it."""
+    must_return: bool = False
+    """For functions: an exit with code 0 before they have returned is a failure."""
     title: str = ""
     """What people see of the process in `ps`: no argument of the script is in it."""

@@ -8,7 +8,6 @@ import signal
 import socket
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import raylaunch.worker
 from raylaunch.core.failures.failure import is_of_lost_peer
 from raylaunch.worker.heartbeats import heartbeat_writer
+from raylaunch.worker.runtime import boot
 from raylaunch.worker_group.rank import frames, packing, shared_parts
 from raylaunch.worker_group.rank.messages import Answer, Begin, Call, End, GroupRank, RankHello, RankReady
 
@@ -97,8 +97,8 @@ class RankServer:
                 return Answer(number=call.number), found
             shared, self._shared = shared_parts.share(found)
             return Answer(number=call.number, shared=shared), []
-        except (Exception, SystemExit) as error:
-            is_end = isinstance(error, SystemExit) and self._is_terminated()
+        except BaseException as error:
+            is_end = isinstance(error, KeyboardInterrupt) or (isinstance(error, SystemExit) and self._is_terminated())
             if is_end or (is_elastic(self._kind) and _explains(error)):
                 raise
             return _failed(call.number, error)
@@ -206,7 +206,7 @@ def _arguments(values: Sequence[Sequence[frames.Buffer]]) -> tuple[tuple[Any, ..
 
 def _failed(number: int, error: BaseException) -> tuple[Answer, list[frames.Buffer]]:
     """Return the answer for an exception. One that cannot be pickled is sent as its text."""
-    text = f"{type(error).__name__}: {error}"
+    text = f"{type(error).__name__}: {boot.text_of(error)}"
     try:
         parts = packing.packed(error)
     except Exception:  # noqa: BLE001
@@ -214,7 +214,7 @@ def _failed(number: int, error: BaseException) -> tuple[Answer, list[frames.Buff
     answer = Answer(
         number=number,
         error=text,
-        traceback="".join(traceback.format_exception(type(error), error, error.__traceback__)),
+        traceback="".join(boot.formatted(error)),
         lost_peer=is_of_lost_peer(text),
     )
     return answer, parts

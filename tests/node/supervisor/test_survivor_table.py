@@ -206,7 +206,7 @@ def test_the_dead_are_those_of_the_attempt_that_have_ended(served, file):
     served.say("ready", 1)
     served.poll()
     before = state()
-    before.ends[7] = -9
+    before.ends[7] = False
     served.ordered(2, before)
     assert [[*dead] for dead in served.dead] == [[7]]
 
