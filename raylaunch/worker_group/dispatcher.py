@@ -163,17 +163,23 @@ class CallDispatcher:
 
     def _work(self) -> None:
         while not self.ended.is_set():
-            due = min(self._calls.give_up_at, self._resizing.give_up_at)
             try:
-                event = self.inbox.get(timeout=max(0.0, due - time.monotonic()) if due < math.inf else None)
-            except queue.Empty:
-                now = time.monotonic()
-                self._calls.give_up_waiting(now)
-                self._resizing.give_up_waiting(now, self.world, self._run)
-            else:
-                self._handle(event)
-            self._advance()
+                self._take_turn()
+            except Exception as error:  # noqa: BLE001  # of Ray's: the program may have disconnected
+                self._fail(error)
         self.world.close()
+
+    def _take_turn(self) -> None:
+        due = min(self._calls.give_up_at, self._resizing.give_up_at)
+        try:
+            event = self.inbox.get(timeout=max(0.0, due - time.monotonic()) if due < math.inf else None)
+        except queue.Empty:
+            now = time.monotonic()
+            self._calls.give_up_waiting(now)
+            self._resizing.give_up_waiting(now, self.world, self._run)
+        else:
+            self._handle(event)
+        self._advance()
 
     def _handle(self, event: Any) -> None:
         match event:
@@ -255,7 +261,7 @@ class CallDispatcher:
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
-        """End the group: its objects cannot be made."""
+        """End the group: it cannot go on."""
         self.error = error
         self._close(now=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import queue
@@ -137,7 +138,8 @@ class Deliveries:
         ray: Any = sys.modules.get("ray")
         if lenders and ray.is_initialized():  # else they have ended with the connection
             for lender in lenders.values():
-                ray.kill(lender)
+                with contextlib.suppress(ValueError):  # it was of a connection before
+                    ray.kill(lender)
 
 
 def _is_of_actor(error: BaseException | None) -> bool:

@@ -296,6 +296,32 @@ def test_a_rank_goes_on_whatever_a_method_raises_or_returns(launcher):
     }
 
 
+def test_a_program_that_has_disconnected_from_ray(launcher):
+    """Its group has ended, and says why. What it closes then is not of its next connection."""
+    found = outcome(
+        launcher,
+        """
+        from ray.util.placement_group import placement_group
+        ray.init(log_to_driver=False, logging_level="ERROR")
+        ranks = raylaunch.rank_env(placement_group([{"CPU": 1}]))
+        group = group_of(Counter, 0, max_restarts=1)
+        group.call("rank_and", ray.put(1))
+        ray.shutdown()
+        try:
+            group.call("sleep", 100, timeout=60)
+        except Exception as error:
+            found = {"why": str(error)}
+        group.close()
+        ray.shutdown()
+        ray.init(log_to_driver=False, logging_level="ERROR")
+        ranks.close()
+        print(json.dumps(found | {"connected": ray.get(ray.put(1))}))
+        """,
+    )
+    why = "this program has closed its connection to Ray, and so ended what it had there"
+    assert found == {"why": why, "connected": 1}
+
+
 def test_a_rank_that_reads_nothing_holds_up_no_restart(launcher):
     """Not even while a call is sent to it that is larger than all buffers on the way."""
     found = outcome(

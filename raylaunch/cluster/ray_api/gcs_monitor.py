@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 
+import ray
 from ray.exceptions import RayError
 
 from raylaunch.cluster import ray_internals
@@ -60,6 +61,8 @@ class GcsMonitor:
         self._on_lost = on_lost
         self._closed = threading.Event()
         self._unanswered_since: float | None = None
+        #: Ray's id for this process, as long as it is connected.
+        self._job = ray.get_runtime_context().get_job_id()
         #: The time.monotonic() at which the head has said last that this host is alive: no other driver was started.
         self.answered_at = 0.0
 
@@ -81,6 +84,8 @@ class GcsMonitor:
 
     def check(self) -> ClusterError | None:
         """Ask once. Return why the run has to end; None: it can go on."""
+        if not ray.is_initialized() or ray.get_runtime_context().get_job_id() != self._job:
+            return ClusterError("this program has closed its connection to Ray, and so ended what it had there")
         try:
             is_same = is_same_head(_ANSWER_SECONDS)
             is_alive = not is_same or is_this_machine_alive()

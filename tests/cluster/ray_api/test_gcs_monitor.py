@@ -22,7 +22,7 @@ class Head:
     def __init__(self) -> None:
         self.now = 1000.0
         self.takes = 0.0
-        self.session = "ours"
+        self.session, self.job = "ours", "01000000"
         self.counts_this_machine = True
         self.error: Exception | None = None
 
@@ -46,14 +46,15 @@ def head(monkeypatch):
     found = Head()
     monkeypatch.delenv("RAY_gcs_rpc_server_reconnect_timeout_s", raising=False)
     monkeypatch.setattr(gcs_monitor, "time", found)
-    context = SimpleNamespace(get_session_name=lambda: "ours", get_node_id=lambda: NODE)
+    context = SimpleNamespace(get_session_name=lambda: "ours", get_node_id=lambda: NODE, get_job_id=lambda: found.job)
     monkeypatch.setattr(ray_internals.ray, "get_runtime_context", lambda: context)
+    monkeypatch.setattr(ray_internals.ray, "is_initialized", lambda: True)
     monkeypatch.setattr(worker, "global_worker", SimpleNamespace(gcs_client=found))
     return found
 
 
 @pytest.fixture
-def monitor():
+def monitor(head):
     """A monitor that counts answers."""
     answers: list[bool] = []
     made = GcsMonitor(lambda: answers.append(True), pytest.fail)
@@ -115,6 +116,11 @@ def test_a_machine_that_ray_counts_as_dead_ends_the_run(head, monitor):
     head.counts_this_machine = False
     assert monitor.check().message == "Ray on this machine is gone, and with it all that was started from here"
     assert monitor.answers == []
+
+
+def test_a_program_that_has_connected_anew_has_ended_what_it_had_in_ray(head, monitor):
+    head.job = "02000000"
+    assert monitor.check().message == "this program has closed its connection to Ray, and so ended what it had there"
 
 
 def test_on_lost_is_called_once(head):
