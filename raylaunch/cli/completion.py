@@ -36,12 +36,11 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
-    """The names of runs, of nodes, and of shells that there are scripts for."""
+    """The names of runs and of nodes."""
 
     runs: Callable[[], Iterable[Candidate]]
     nodes: Callable[[], Iterable[Candidate]]
     """Of the newest run."""
-    shells: Iterable[str]
 
 
 def lines(words: Sequence[str], names: Names) -> Iterator[str]:
@@ -112,7 +111,7 @@ def _of_subcommand(command: Subcommand, before: Sequence[str], current: str, nam
         yield from names.runs()
         yield FILES
     elif command.name == "completion":
-        yield from map(Candidate, names.shells)
+        yield from map(Candidate, SCRIPTS)
     elif command.other:
         if command.takes_settings and given and given[0].endswith(_JOB_FILES):
             yield from _settings()

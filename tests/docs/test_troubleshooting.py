@@ -92,7 +92,7 @@ def test_what_workers_tell_has_its_entry(place: str, text: str) -> None:
 
 def test_each_failure_with_a_hint_has_its_entry() -> None:
     """A key of the page is found by each pattern of an error; each note of a stack is a key, and each other hint too."""
-    missing = [found.pattern.pattern for found in hints.PATTERNS if not any(map(found.pattern.search, KEYS))]
+    missing = [pattern for pattern in hints.PATTERNS if not any(re.search(pattern, key, re.IGNORECASE) for key in KEYS)]
     notes = [text for name, text in vars(stack_notes).items() if name.isupper() and text not in KEYS]
     signals = [name for name in ("SIGKILL", "SIGBUS") if not any(name in key for key in KEYS)]
     source = ast.parse(Path(hints.__file__).read_text(encoding="utf-8"))
@@ -112,7 +112,9 @@ def is_text(node: ast.stmt) -> bool:
 
 def test_every_key_is_part_of_a_message() -> None:
     """No entry is for a message that is not in the code any more; messages of torch, CUDA and the system have hints."""
-    known = [key for key in KEYS if key in OF_GLOO or any(found.pattern.search(key) for found in hints.PATTERNS)]
+    known = [
+        key for key in KEYS if key in OF_GLOO or any(re.search(each, key, re.IGNORECASE) for each in hints.PATTERNS)
+    ]
     said = [
         text
         for path in (blocks.ROOT / "raylaunch").rglob("*.py")

@@ -34,9 +34,9 @@ SECONDS = 15.0
 
 def doctor(arguments: Namespace, environ: Mapping[str, str]) -> int:
     """Print a line for each thing that was looked at, and return 1 if there is an error among them, else 0."""
-    job, facts = _job([arguments.job, *arguments.settings] if arguments.job else [], environ)
-    hide = Redactor.of(job, environ).hide
-    found = [_shown(each, hide) for each in diagnoses(surroundings(job, facts))]
+    facts = _of_job([arguments.job, *arguments.settings] if arguments.job else [], environ)
+    hide = Redactor.of(facts.job or Job(), environ).hide
+    found = [_shown(each, hide) for each in diagnoses(surroundings(facts))]
     if arguments.json:
         print(json.dumps({"findings": [asdict(each) for each in found]}, indent=2))
     else:
@@ -71,30 +71,30 @@ def text(found: Sequence[Diagnosis]) -> str:
     return "".join(f"{printable(line)}\n" for line in lines)
 
 
-def _job(words: Sequence[str], environ: Mapping[str, str]) -> tuple[Job, Surroundings]:
-    """Return the job of a command line, or else one with all defaults; and what is known of it."""
+def _of_job(words: Sequence[str], environ: Mapping[str, str]) -> Surroundings:
+    """Return what is known of the job of a command line, if there is one."""
     if not words:
-        return Job(), Surroundings()
+        return Surroundings()
     try:
         job = load.load(parser.parse(words, environ), environ)
     except ConfigError as error:
-        return Job(), Surroundings(job_problem=str(error).removeprefix("error: "))
+        return Surroundings(job_problem=str(error).removeprefix("error: "))
     unpacked = bool(job.ray.working_dir)
     log_dir = str(Path(job.log_dir).absolute())
     losses = future_losses(log_dir, os.getcwd(), job.entrypoint.args, unpacked=unpacked)
-    return job, Surroundings(job=job, job_warnings=(*warnings(job), *losses))
+    return Surroundings(job=job, job_warnings=(*warnings(job), *losses))
 
 
-def surroundings(job: Job, facts: Surroundings) -> Surroundings:
+def surroundings(facts: Surroundings) -> Surroundings:
     """Ask the cluster and its nodes, and return the facts with their answers."""
-    with _marker(job.log_dir if facts.job is not None else "") as marker, _door() as port:
+    with _marker(facts.job.log_dir if facts.job is not None else "") as marker, _door() as port:
         questions = _questions(facts.job, marker)
 
         def look(address: str) -> inspection.Look[node_report.NodeReport]:
             return functools.partial(node_report.report, replace(questions, door=(address, port if address else 0)))
 
         try:
-            found = inspection.inspect(job, look, SECONDS, with_plan=facts.job is not None)
+            found = inspection.inspect(facts.job or Job(), look, SECONDS, with_plan=facts.job is not None)
         except ClusterError as error:
             here, fix = local_machine.LOOPBACK, error.hint.replace("\n", "; ")
             seen = inspection.Inspection(here=here, answers={here: look("")()})

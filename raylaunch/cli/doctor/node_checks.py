@@ -92,9 +92,9 @@ def versions(facts: Surroundings) -> Iterator[Diagnosis]:
 def shared_memory(facts: Surroundings) -> Iterator[Diagnosis]:
     """Whether data loaders have room."""
     small = {
-        address: f"{report.shared_memory[0] / _GIB:.2g} GiB"
+        address: f"{report.shared_memory / _GIB:.2g} GiB"
         for address, report in facts.seen.answers.items()
-        if report.shared_memory is not None and report.shared_memory[0] < _LEAST_SHARED_MEMORY
+        if report.shared_memory is not None and report.shared_memory < _LEAST_SHARED_MEMORY
     }
     if small:
         fix = "start containers with `--shm-size=8g`; in Kubernetes mount an `emptyDir` with `medium: Memory` there"

@@ -51,8 +51,8 @@ class NodeReport:
 
     host: str
     versions: Mapping[str, str | None] = field(default_factory=dict)
-    shared_memory: tuple[int, int] | None = None
-    """Size of /dev/shm, and what is free of it."""
+    shared_memory: int | None = None
+    """Size of /dev/shm."""
     temporary: int | None = None
     """What is free in the folder for temporary files."""
     open_files: int | None = None
@@ -91,8 +91,8 @@ def report(questions: Questions) -> NodeReport:
     return NodeReport(
         host=socket.gethostname(),
         versions=version_report.versions(),
-        shared_memory=_space(_SHARED_MEMORY),
-        temporary=(_space(tempfile.gettempdir()) or (0, None))[1],
+        shared_memory=_space(_SHARED_MEMORY, "total"),
+        temporary=_space(tempfile.gettempdir(), "free"),
         open_files=None if files == resource.RLIM_INFINITY else files,
         locked_memory=None if locked == resource.RLIM_INFINITY else locked,
         has_core_files=_has_core_files(),
@@ -139,11 +139,12 @@ def _seconds(ask: Callable[[], object]) -> float:
     return _bounded(timed, _MOST_SECONDS)
 
 
-def _space(folder: str) -> tuple[int, int] | None:
-    def ask() -> tuple[int, int] | None:
+def _space(folder: str, which: str) -> int | None:
+    """Return how many bytes its file system has. `which`: `total` or `free`."""
+
+    def ask() -> int | None:
         with contextlib.suppress(OSError):
-            usage = shutil.disk_usage(folder)
-            return usage.total, usage.free
+            return int(getattr(shutil.disk_usage(folder), which))
         return None
 
     return _bounded(ask, None)

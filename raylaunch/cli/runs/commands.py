@@ -166,7 +166,7 @@ def _candidates(words: Sequence[str], environ: Mapping[str, str]) -> int:
             status = reader.status()
             yield from (Candidate(node.name, node.address) for node in (status.nodes if status is not None else ()))
 
-    names = completion.Names(runs=runs, nodes=nodes, shells=completion.SCRIPTS)
+    names = completion.Names(runs=runs, nodes=nodes)
     for line in completion.lines(words, names):
         print(printable(line) if "\t" not in line else "\t".join(map(printable, line.split("\t"))))
     return ExitCode.OK

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from raylaunch.core.failures.failure import NO_FIRST_STEP, Failure
 from raylaunch.core.failures.stack_notes import (
@@ -17,82 +16,51 @@ from raylaunch.core.failures.stack_notes import (
 )
 from raylaunch.core.failures.stacks import StackGroup
 
-
-@dataclass(frozen=True, slots=True)
-class _Pattern:
-    """A pattern of an error, or of the last lines of stderr if there is no error, and the hint for it.
-
-    `{host}` stands for the host name, `{0}` for the first group of the pattern.
-    """
-
-    pattern: re.Pattern[str]
-    hint: str
-
-
-def _pattern(pattern: str, hint: str) -> _Pattern:
-    return _Pattern(re.compile(pattern, re.IGNORECASE), hint)
-
-
-PATTERNS = (
-    _pattern(
-        r"(?:CUDA|HIP) out of memory",
+PATTERNS = {
+    r"(?:CUDA|HIP) out of memory": (
         "the memory of the GPU ran out: a smaller batch, gradient checkpointing, or, if much is reserved but "
-        "unallocated, `PYTORCH_ALLOC_CONF=expandable_segments:True`",
+        "unallocated, `PYTORCH_ALLOC_CONF=expandable_segments:True`"
     ),
-    _pattern(
-        r"address already in use|EADDRINUSE",
+    r"address already in use|EADDRINUSE": (
         "the script opens a port that is in use on {host}: instead of a fixed number use MASTER_ADDR and "
-        "MASTER_PORT of the environment, or port 0",
+        "MASTER_PORT of the environment, or port 0"
     ),
-    _pattern(
-        r"No module named '?([\w.]+)",
-        "is `{0}` installed in the Python of {host}? Every node needs it",
+    r"No module named '?([\w.]+)": "is `{0}` installed in the Python of {host}? Every node needs it",
+    r"DataLoader worker \([^\n()]*\) is killed by signal: Killed": (
+        "a process that loads data was killed: set fewer `num_workers` if memory is short; `dmesg` on {host} tells"
     ),
-    _pattern(
-        r"DataLoader worker \([^\n()]*\) is killed by signal: Killed",
-        "a process that loads data was killed: set fewer `num_workers` if memory is short; `dmesg` on {host} tells",
+    r"CUDA error: invalid device ordinal": (
+        "there are more workers than GPUs on {host}: `nproc_per_node` is the number of workers of a node"
     ),
-    _pattern(
-        r"CUDA error: invalid device ordinal",
-        "there are more workers than GPUs on {host}: `nproc_per_node` is the number of workers of a node",
-    ),
-    _pattern(
-        r"CUDA error: (?:an illegal memory access|a misaligned address|device-side assert)",
+    r"CUDA error: (?:an illegal memory access|a misaligned address|device-side assert)": (
         "kernels run later than they are called, so the traceback may name another line; with "
-        "`CUDA_LAUNCH_BLOCKING: 1` in `env` it names the call",
+        "`CUDA_LAUNCH_BLOCKING: 1` in `env` it names the call"
     ),
-    _pattern(
-        r"Duplicate GPU detected",
-        "two ranks use one GPU: the script must choose its own, `torch.cuda.set_device(int(os.environ['LOCAL_RANK']))`",
+    r"Duplicate GPU detected": (
+        "two ranks use one GPU: the script must choose its own, `torch.cuda.set_device(int(os.environ['LOCAL_RANK']))`"
     ),
-    _pattern(
-        r"Too many open files in system",
-        "allow more open files on {host}: `sysctl fs.file-max`",
-    ),
-    _pattern(
-        r"Too many open files(?! in system)",
+    r"Too many open files in system": "allow more open files on {host}: `sysctl fs.file-max`",
+    r"Too many open files(?! in system)": (
         "allow more open files on {host}, where Ray or the container is started: `ulimit -n`, `--ulimit nofile` of "
-        "docker, `LimitNOFILE` of systemd",
+        "docker, `LimitNOFILE` of systemd"
     ),
-    _pattern(
-        r"can't start new thread|pids\.max|RLIMIT_NPROC|kernel\.(?:pid_max|threads-max)",
+    r"can't start new thread|pids\.max|RLIMIT_NPROC|kernel\.(?:pid_max|threads-max)": (
         "allow more processes and threads on {host}, or start fewer: `ulimit -u`, `--pids-limit` of docker, "
-        "`podPidsLimit` of the kubelet, `TasksMax` of systemd",
+        "`podPidsLimit` of the kubelet, `TasksMax` of systemd"
     ),
-    _pattern(
-        r"Cannot allocate memory",
-        "memory is short on {host}: fewer workers or DataLoader workers, or a higher limit of the container",
+    r"Cannot allocate memory": (
+        "memory is short on {host}: fewer workers or DataLoader workers, or a higher limit of the container"
     ),
-    _pattern(
-        r"\bBdbQuit\b|EOF when reading a line",
+    r"\bBdbQuit\b|EOF when reading a line": (
         "a worker has no terminal to read from: `--debug RANK` gives one rank the terminal of the command, for "
-        "`breakpoint()`, pdb and `input()`",
+        "`breakpoint()`, pdb and `input()`"
     ),
-    _pattern(
-        r"No space left on device",
-        "a disk of {host} is full: `df -h` there, /tmp and /dev/shm included",
-    ),
-)
+    r"No space left on device": "a disk of {host} is full: `df -h` there, /tmp and /dev/shm included",
+}
+"""By a pattern of an error, or of the last lines of stderr if there is no error: the hint for it.
+
+`{host}` stands for the host name, `{0}` for the first group of the pattern. Upper and lower case are the same.
+"""
 
 _SHARED_MEMORY = (
     "a mapped file could not be read or grown; if /dev/shm is full or small: `--shm-size` of docker, in Kubernetes an "
@@ -181,9 +149,9 @@ def _of_message(cause: Failure) -> list[str]:
     error = cause.exception
     text = error.text if error is not None else cause.tail
     return [
-        pattern.hint.replace("{0}", match[1] if match.lastindex else "")
-        for pattern in PATTERNS
-        if (match := pattern.pattern.search(text)) is not None
+        hint.replace("{0}", match[1] if match.lastindex else "")
+        for pattern, hint in PATTERNS.items()
+        if (match := re.search(pattern, text, re.IGNORECASE)) is not None
     ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
@@ -67,11 +67,10 @@ def nproc(rules: Mapping[str, NodeRule], place: NodeAttributes) -> int | None:
     return given[-1] if given else None
 
 
-def unmatched(rules: Mapping[str, NodeRule], places: Iterable[NodeAttributes]) -> Iterator[str]:
+def unmatched(rules: Mapping[str, NodeRule], places: Sequence[NodeAttributes]) -> Iterator[str]:
     """Yield the keys that match none of these nodes, without subnets: only the nodes know all their addresses."""
-    known = tuple(places)
     for key in rules:
-        if not _is_subnet(key) and not any(matches(key, place) for place in known):
+        if not _is_subnet(key) and not any(matches(key, place) for place in places):
             yield key
 
 

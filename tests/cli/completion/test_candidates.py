@@ -12,7 +12,7 @@ from raylaunch.core.job.job import Job
 
 RUNS = (Candidate("2026-01-01T10", "charlm"), Candidate("charlm"), Candidate("it's mine"))
 NODES = (Candidate("node-1", "10.0.0.1"), Candidate("node-2", "10.0.0.2"))
-NAMES = Names(runs=lambda: RUNS, nodes=lambda: NODES, shells=("bash", "zsh"))
+NAMES = Names(runs=lambda: RUNS, nodes=lambda: NODES)
 
 
 def words(*given: str) -> list[str]:
@@ -55,7 +55,7 @@ CASES = [
     (("doctor", "train.py", "nn"), {FILES}),
     (("slurm", ""), {FILES}),
     (("slurm", "job.yaml", "nn"), {"nnodes=", FILES}),
-    (("completion", ""), {"bash", "zsh"}),
+    (("completion", ""), {"bash", "zsh", "fish", "tcsh"}),
     ((), {*subcommands.BY_NAME, "check", FILES}),
 ]
 

@@ -65,7 +65,7 @@ CASES = {
         [("error", "network", "this machine cannot be reached from 10.0.0.2 (Connection refused)")],
     ),
     "shared_memory": (
-        nodes(shared_memory=(GIB // 16, GIB // 16)),
+        nodes(shared_memory=GIB // 16),
         [("warning", "shared memory", "small (/dev/shm): 10.0.0.2 (0.062 GiB)")],
     ),
     "temporary_space": (
@@ -147,7 +147,7 @@ def test_every_check_has_a_case():
 
 def test_nothing_is_wrong():
     """No check complains of two equal nodes, nor of facts that are not known."""
-    plenty = {"shared_memory": (8 * GIB, GIB), "temporary": 9 * GIB, "open_files": 65536, "locked_memory": 65536}
+    plenty = {"shared_memory": 8 * GIB, "temporary": 9 * GIB, "open_files": 65536, "locked_memory": 65536}
     for facts in (nodes(), nodes(**plenty), Surroundings()):
         found = [each for check in node_checks.CHECKS for each in check(facts)]
         assert {each.severity for each in found} == {Severity.OK}

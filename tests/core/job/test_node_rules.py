@@ -85,7 +85,7 @@ def test_last_matching_rule_counts():
 def test_unmatched_rules():
     """Subnets are not reported, because only a node knows all its addresses."""
     rules = {key: NodeRule() for key in ("10.0.0.8", "10.0.0.7", "label:zone=b", "10.9.0.0/16")}
-    assert list(unmatched(rules, iter([NODE, NodeAttributes(address="10.0.0.9")]))) == [
+    assert list(unmatched(rules, [NODE, NodeAttributes(address="10.0.0.9")])) == [
         "10.0.0.8",
         "label:zone=b",
     ]
