@@ -49,7 +49,6 @@ class Questions:
 class NodeReport:
     """The facts of one node. Sizes are in bytes, times in seconds; None: not known."""
 
-    host: str
     versions: Mapping[str, str | None] = field(default_factory=dict)
     shared_memory: int | None = None
     """Size of /dev/shm."""
@@ -89,7 +88,6 @@ def report(questions: Questions) -> NodeReport:
     locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     has_folder = not questions.cwd or _bounded(lambda: os.path.isdir(questions.cwd), False)
     return NodeReport(
-        host=socket.gethostname(),
         versions=version_report.versions(),
         shared_memory=_space(_SHARED_MEMORY, "total"),
         temporary=_space(tempfile.gettempdir(), "free"),

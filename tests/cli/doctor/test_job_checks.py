@@ -19,7 +19,7 @@ HERE, THERE = "10.0.0.1", "10.0.0.2"
 
 def nodes(job: Job = JOB, **more) -> Surroundings:
     """Return a job on two nodes, of which the second one, not this machine, has these facts."""
-    reports = {HERE: NodeReport(host="a", program="1f"), THERE: NodeReport(**{"host": "b", "program": "1f", **more})}
+    reports = {HERE: NodeReport(program="1f"), THERE: NodeReport(**{"program": "1f", **more})}
     return Surroundings(job=job, seen=Inspection(cluster="c:1", here=HERE, answers=reports))
 
 
@@ -33,7 +33,7 @@ def planned(*free_cpus: float, cpus: float = 2) -> Surroundings:
 
 HERE_FAILS = nodes()
 HERE_FAILS = replace(
-    HERE_FAILS, seen=Inspection(here=HERE, answers={HERE: NodeReport(host="a", log_dir_problem="runs is a file")})
+    HERE_FAILS, seen=Inspection(here=HERE, answers={HERE: NodeReport(log_dir_problem="runs is a file")})
 )
 MODULE = replace(JOB, entrypoint=Entrypoint(module="pack.train"))
 FUNCTION = replace(JOB, entrypoint=Entrypoint(function="pack:main"))

@@ -21,12 +21,12 @@ def seen(**more) -> Surroundings:
 
 def nodes(**more) -> Surroundings:
     """Return a cluster of two nodes, of which the second one has these facts."""
-    first = NodeReport(host="a", versions=VERSIONS)
+    first = NodeReport(versions=VERSIONS)
     return seen(cluster="10.0.0.1:6379", answers={"10.0.0.1": first, "10.0.0.2": changed(**more)})
 
 
 def changed(**more) -> NodeReport:
-    return NodeReport(**{"host": "b", "versions": VERSIONS, **more})
+    return NodeReport(**{"versions": VERSIONS, **more})
 
 
 CASES = {
