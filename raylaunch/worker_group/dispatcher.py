@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from raylaunch.cluster.control.control_messages import (
+    Accepted,
     GetState,
     RefusedError,
     ResizeRun,
@@ -116,9 +117,9 @@ class CallQueue:
 
     def next(self, *, is_resizing: bool) -> PendingCall | PendingResize | None:
         """Remove and return what is next to carry out; None: nothing can be now."""
-        if self.callback is not None:
-            return self._urgent.popleft() if self._urgent else None
-        return self._calls.popleft() if self._calls and not is_resizing else None
+        if self._urgent:
+            return self._urgent.popleft()
+        return self._calls.popleft() if self._calls and self.callback is None and not is_resizing else None
 
     def drain(self) -> list[PendingCall | PendingResize]:
         """Remove and return all calls."""
@@ -343,14 +344,16 @@ class _DrivenRun:
         if self.control is not None:
             self.control.change(StopRun(by=_NAME, at_once=True))
 
-    def restart(self) -> None:
-        """Begin another attempt. Raises RefusedError."""
-        self._change(RestartRun(by=_NAME))
+    def restart(self) -> int:
+        """Begin another attempt, and return the number of the one before. Raises RefusedError."""
+        return self._change(RestartRun(by=_NAME)).attempt
 
-    def _change(self, request: RunChange) -> None:
+    def _change(self, request: RunChange) -> Accepted:
         if self.control is None:
             raise RefusedError("the group has not begun")
-        self.control.answer(request)
+        accepted = self.control.answer(request)
+        assert isinstance(accepted, Accepted)
+        return accepted
 
     def why_no_room(self, nodes: int) -> str:
         """Return why the cluster could never hold this number of nodes; "": it could, as far as is known."""
@@ -569,8 +572,8 @@ class _Restarting:
         self._on_restart = on_restart
         self._inbox = inbox
         self._attempt = self._size = 0
-        #: Told when the restart or the resize is over that the caller has requested.
-        self._asked: list[Future[None]] = []
+        #: Told when the restart or the resize is over that the caller has requested, in an attempt after this one.
+        self._asked: list[tuple[int, Future[None]]] = []
         #: The restart of which `on_restart` is told, and one that has happened meanwhile.
         self._present: GroupRestart | None = None
         self._later: GroupRestart | None = None
@@ -580,11 +583,9 @@ class _Restarting:
     def ask(self, done: Future[None], run: _DrivenRun) -> None:
         """Begin another attempt."""
         try:
-            run.restart()
+            self._asked.append((run.restart(), done))
         except Exception as error:  # noqa: BLE001
             done.set_exception(ClusterError(f"the group is not restarted: {error}"))
-        else:
-            self._asked.append(done)
 
     def whole(self, world: GroupWorld, calls: _Carrying, run: _DrivenRun, resized: list[Future[None]]) -> None:
         """All ranks can be called, at first or again. `resized`: what is to be told, since a resize is over."""
@@ -592,7 +593,7 @@ class _Restarting:
         size_before, self._size = self._size, world.size
         if not before:
             return
-        self._asked += resized
+        self._asked += [(before, done) for done in resized]
         ranks, why = run.why_restarted(before, world.attempt)
         restart = GroupRestart(
             ranks=ranks,
@@ -639,7 +640,8 @@ class _Restarting:
 
     def _settle(self, restart: GroupRestart, error: BaseException | None, calls: _Carrying) -> None:
         is_told = calls.go_on(restart, error)
-        asked, self._asked = self._asked, []
+        asked = [done for before, done in self._asked if before < restart.attempt]
+        self._asked = [each for each in self._asked if each[0] >= restart.attempt]
         if not asked and not is_told:
             self._untold = error or RankRestartedError(restart, interrupted=False)
         for done in asked:
@@ -655,7 +657,7 @@ class _Restarting:
 
     def fail(self, error: BaseException) -> None:
         """The run has ended."""
-        for done in self._asked:
+        for _, done in self._asked:
             fail(done, error)
 
 

@@ -219,6 +219,40 @@ def test_a_rank_that_dies(launcher):
     }
 
 
+def test_what_is_asked_for_while_on_restart_runs(launcher):
+    """A restart ends with the attempt that it has begun, and not with `on_restart`; nobody need wait for calls there."""
+    found = outcome(
+        launcher,
+        """
+        class Slow(Counter):
+            def __init__(self):
+                super().__init__(0)
+                time.sleep(0.5)
+
+        made, asked = [], threading.Event()
+
+        def restarted(restart):
+            if restart.attempt == 2:
+                made.extend(group.submit("add", 1) for _ in range(3))
+                concurrent.futures.wait(made)
+                asked.set()
+                while group._dispatcher.world.is_whole:
+                    time.sleep(0.01)
+            else:
+                made.extend(group.submit("sleep", 0.1) for _ in range(2))
+
+        with group_of(Slow, max_restarts=1, ray={"address": "none"}, on_restart=restarted) as group:
+            os.kill(group.ranks[0].pid, signal.SIGKILL)
+            asked.wait(60)
+            group.restart()
+            found = {"attempt": group._dispatcher.world.attempt, "then": group.call("add", 1)}
+            found["made"] = len(concurrent.futures.wait(made, timeout=10).done)
+        print(json.dumps(found))
+        """,
+    )
+    assert found == {"attempt": 3, "then": [1, 1], "made": 5}
+
+
 def test_a_rank_that_is_stopped_does_not_answer(launcher):
     """The call tells which rank has failed, and not that its SIGTERM made another one exit. `sys.exit` alone is told."""
     found = outcome(

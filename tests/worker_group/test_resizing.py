@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from raylaunch.cluster.control.control_messages import RefusedError
+from raylaunch.cluster.control.control_messages import Accepted, RefusedError
+from raylaunch.core.machine.state import Phase
 from raylaunch.errors import ClusterError
 from raylaunch.worker_group.calls import PendingResize
 from raylaunch.worker_group.dispatcher import _DrivenRun, _Resizing
@@ -22,7 +23,7 @@ def refuse(_: Any) -> None:
 def test_it_is_not_given_up_while_ranks_make_their_objects() -> None:
     """They may be those that were asked for. Also when it is given up just as the run ends, its caller is told."""
     run, resizing, world = _DrivenRun(), _Resizing(), GroupWorld(attempt=2, size=1)
-    run.control = SimpleNamespace(answer=lambda _: None)  # type: ignore[assignment]
+    run.control = SimpleNamespace(answer=lambda _: Accepted(attempt=1, phase=Phase.RUNNING, status=""))  # type: ignore[assignment]
     done: Future[None] = Future()
     resizing.begin(PendingResize(done=done, min_nodes=2, max_nodes=2, seconds=5.0), world, run)
     due = resizing.give_up_at
