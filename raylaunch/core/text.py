@@ -116,3 +116,11 @@ def capped(text: str, most: int) -> str:
     while tail < len(text) and text[tail] in _OF_WORDS:
         tail += 1
     return f"{text[:head]}[... {tail - head} characters ...]{text[tail:]}"
+
+
+def text_of(value: object) -> str:
+    """Return `str(value)`, whatever that does. A subclass of str becomes a str, which can be unpickled anywhere."""
+    try:
+        return str.__str__(str(value))
+    except BaseException:  # noqa: BLE001
+        return "(its text cannot be made)"

@@ -432,11 +432,7 @@ class _Carrying:
         if call is None or answer.number != call.number:
             return
         if answer.error:
-            error = _error_of(call, rank, answer, parts)
-            if not answer.lost_peer:
-                self._fail(error)
-            elif self._kept is None:
-                self._kept = time.monotonic() + _LOST_PEER_SECONDS, error
+            self._fail(_error_of(call, rank, answer, parts), of_lost_peer=answer.lost_peer)
             return
         if answer.shared is not None:
             self._deliveries.store(call.number, rank, world.ray_node(rank), answer.shared)
@@ -461,7 +457,7 @@ class _Carrying:
             return
         failed = CallFailedError(f"what `{call.method}` returned in rank {rank} is not in Ray: {error}", rank=rank)
         failed.__cause__ = error
-        self._fail(failed)
+        self._fail(failed, of_lost_peer=isinstance(error, OSError))  # its file is gone if the rank is
 
     def _returned(self, call: PendingCall, rank: int, value: Any, size: int) -> None:
         call.values[rank] = value
@@ -476,8 +472,12 @@ class _Carrying:
         self._deliveries.release(call.number)
         return call
 
-    def _fail(self, error: BaseException) -> None:
-        self._finish().future.set_exception(error)
+    def _fail(self, error: BaseException, *, of_lost_peer: bool = False) -> None:
+        """Fail the call, at once or, if a lost peer may be the cause, unless a restart follows in time."""
+        if not of_lost_peer:
+            self._finish().future.set_exception(error)
+        elif self._kept is None:
+            self._kept = time.monotonic() + _LOST_PEER_SECONDS, error
 
     def interrupt(self) -> None:
         """Set the call aside that a restart has interrupted. One of `on_restart` itself is over."""

@@ -30,7 +30,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from raylaunch.core.failures.failure import MOST_MESSAGE, MOST_TYPE, WorkerError, capped_traceback
-from raylaunch.core.text import capped, printable
+from raylaunch.core.text import capped, printable, text_of
 from raylaunch.worker import cpython_internals, torch_internals
 from raylaunch.worker.heartbeats import heartbeat_writer
 from raylaunch.worker.heartbeats.import_hook import when_imported
@@ -311,14 +311,6 @@ def formatted(error: BaseException) -> list[str]:
         return traceback.format_exception(type(error), error, error.__traceback__)
     except Exception:  # noqa: BLE001
         return []  # an attribute of the exception is not what it should be
-
-
-def text_of(value: object) -> str:
-    """Return `str(value)`, whatever that does. A subclass of str becomes a str, which can be unpickled anywhere."""
-    try:
-        return str.__str__(str(value))
-    except BaseException:  # noqa: BLE001
-        return "(its text cannot be made)"
 
 
 def _refuse(report_file: ServerFile, error: BaseException) -> int:

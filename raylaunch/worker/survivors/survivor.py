@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from raylaunch.core.failures.failure import is_of_lost_peer
 from raylaunch.core.machine.commits import Commit, HeldCommit
+from raylaunch.core.text import text_of
 from raylaunch.worker import torch_internals
 from raylaunch.worker.heartbeats import heartbeat_writer
 from raylaunch.worker.heartbeats.heartbeat_writer import HeartbeatWriter
@@ -150,7 +151,7 @@ class Survivor:
         """Return whether another attempt begins. If a lost peer may have caused the error, wait for word of it."""
         if self._is_ordered():
             return True
-        texts = [f"{type(one).__name__}: {one}" for one in _chain(error)]
+        texts = [f"{type(one).__name__}: {text_of(one)}" for one in _chain(error)]
         if self._link is None or not any(map(is_of_lost_peer, texts)):
             return False
         give_up_at = monotonic() + _PATIENCE

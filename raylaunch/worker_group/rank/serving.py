@@ -14,6 +14,7 @@ from typing import Any
 
 import raylaunch.worker
 from raylaunch.core.failures.failure import is_of_lost_peer
+from raylaunch.core.text import text_of
 from raylaunch.worker.heartbeats import heartbeat_writer
 from raylaunch.worker.runtime import boot
 from raylaunch.worker_group.rank import frames, packing, shared_parts
@@ -206,7 +207,7 @@ def _arguments(values: Sequence[Sequence[frames.Buffer]]) -> tuple[tuple[Any, ..
 
 def _failed(number: int, error: BaseException) -> tuple[Answer, list[frames.Buffer]]:
     """Return the answer for an exception. One that cannot be pickled is sent as its text."""
-    text = f"{type(error).__name__}: {boot.text_of(error)}"
+    text = f"{type(error).__name__}: {text_of(error)}"
     try:
         parts = packing.packed(error)
     except Exception:  # noqa: BLE001

@@ -139,6 +139,14 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     found.close()
 
 
+def test_an_error_whose_text_cannot_be_made_is_none_of_a_lost_peer(node):
+    class NamelessError(Exception):
+        def __str__(self) -> str:
+            raise ValueError("no text")
+
+    assert not node.survivor.explains(NamelessError())
+
+
 def test_it_waits_for_the_files_of_its_rank(node):
     """It says that it is alive meanwhile. The script does not see that it had to wait."""
     waits, ready = [], []
