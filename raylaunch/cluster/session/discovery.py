@@ -58,7 +58,8 @@ def is_alone(options: RayOptions, environ: Mapping[str, str], proc: Path = PROC)
     """Return whether there is no cluster to connect to, as far as can be told without importing Ray, which is slow."""
     if options.address != "auto":
         return options.address == local_machine.NONE
-    uses_ray = "ray" in sys.modules and sys.modules["ray"].is_initialized()
+    is_initialized = getattr(sys.modules.get("ray"), "is_initialized", bool)  # another thread may still import it
+    uses_ray = is_initialized()
     return environ.get("RAY_ADDRESS", "") in ("", "auto") and not uses_ray and not signs(environ, proc)
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -279,6 +281,12 @@ def test_the_address_of_a_cluster(tmp_path, address, variable, alone):
 def test_a_raylet_is_a_sign(tmp_path):
     raylet(tmp_path, 12)
     assert not discovery.is_alone(RayOptions(), {"TMPDIR": str(tmp_path)}, tmp_path)
+
+
+def test_a_ray_that_another_thread_still_imports_is_not_used(tmp_path, monkeypatch):
+    """As one that was to list the cluster's runs, and took too long."""
+    monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))
+    assert discovery.is_alone(RayOptions(), {"TMPDIR": str(tmp_path)}, tmp_path)
 
 
 # Which cluster.
