@@ -97,7 +97,7 @@ def look(token: str, seconds: float) -> InterimState | None:
     if actor is not None:
         with contextlib.suppress(ActorDiedError):
             found: InterimState = ray.get(actor.look.options(name=TITLE).remote(), timeout=seconds)
-            return found
+            return found if found.request or found.ledger else None  # else its driver died before it had told it
     return None
 
 

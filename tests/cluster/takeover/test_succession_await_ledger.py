@@ -13,6 +13,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutErro
 from raylaunch.cluster import named_resources
 from raylaunch.cluster.agent.agent_session import Adoption
 from raylaunch.cluster.driver import interim_keeper, succession
+from raylaunch.cluster.driver.interim_keeper import InterimState
 from raylaunch.cluster.driver.succession import UnansweredError, await_ledger
 from raylaunch.node.protocol.node_goal import NodeGoal
 
@@ -112,6 +113,14 @@ def cluster(monkeypatch) -> Iterator[SimpleNamespace]:
     ledger = SimpleNamespace(facts=SimpleNamespace(request=b""), allocator=allocator)
     monkeypatch.setattr(succession.ledgers, "load", lambda _: ledger)
     return found
+
+
+def test_an_interim_keeper_that_was_not_told_what_to_keep_is_none(monkeypatch):
+    """The first driver was killed when it had started it. Then the command tells the next one again what to run."""
+    actor = SimpleNamespace(look=SimpleNamespace(options=lambda **_: SimpleNamespace(remote=InterimState)))
+    monkeypatch.setattr(named_resources, "actor", lambda _: actor)
+    monkeypatch.setattr(interim_keeper, "ray", SimpleNamespace(get=lambda found, **_: found))
+    assert interim_keeper.look("token", 1.0) is None
 
 
 KEPT = Adoption(epoch=1, kept=(1, 7), ledger=b"ledger")
