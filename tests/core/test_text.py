@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raylaunch.core.text import capped, duration, host_list, printable
+from raylaunch.core.text import capped, duration, host_list, printable, text_of
 from tests.core.adversarial import steep
 from tests.profiles import examples
 
@@ -116,3 +116,33 @@ def test_times(seconds, text):
 )
 def test_hosts_are_listed_as_slurm_does(names, shown):
     assert host_list(names) == shown
+
+
+class Word(str):
+    """A class that another process may not know."""
+
+    __slots__ = ()
+
+
+class Odd:
+    def __init__(self, text):
+        self.text = text
+
+    def __str__(self):
+        if isinstance(self.text, BaseException):
+            raise self.text
+        return self.text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (ValueError("no"), "no"),
+        (Odd(Word("a word")), "a word"),
+        (Odd(None), "(its text cannot be made)"),
+        (Odd(SystemExit(3)), "(its text cannot be made)"),
+    ],
+)
+def test_anything_has_a_text(value, text):
+    """It is a plain str, whatever `__str__` returns or raises."""
+    assert (text_of(value), type(text_of(value))) == (text, str)
