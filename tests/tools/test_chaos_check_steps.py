@@ -96,8 +96,10 @@ def test_a_run_as_it_should_be():
 
 
 def test_a_run_that_began_anew():
-    """All hosts that had its state in memory were lost, so that fewer steps count than were done."""
-    assert problems([*steps(1, 2, 1, 30), *steps(2, 2, 1, 20, start=40)], 20) == []
+    """All hosts that had its state in memory were lost, so that fewer steps count than were done. Each is done again once."""
+    notes = [*steps(1, 2, 1, 30), *steps(2, 2, 1, 10, start=40), *steps(3, 2, 11, 20, start=60)]
+    assert problems(notes, 20) == []
+    assert [one.lost for one in attempts(notes)] == [0, 10, 10]
 
 
 def without(attempt: int, rank: int, *left_out: int) -> Callable[[Note], bool]:

@@ -84,20 +84,21 @@ def attempts(notes: Sequence[Note]) -> list[AttemptSteps]:
     for attempt, group in groupby(notes, key=lambda note: note.attempt):
         own = list(group)
         first, began = min(note.step for note in own), min(note.began for note in own)
+        last = max(note.step for note in own)
         found.append(
             AttemptSteps(
                 attempt=attempt,
                 size=own[0].world_size,
                 first=first,
-                last=max(note.step for note in own),
+                last=last,
                 began=began,
                 ended=max(note.ended for note in own),
                 trained=_trained(own),
-                lost=max(0, done - first + 1),
+                lost=max(0, min(done, last) - first + 1),
                 pause=(began - ended) / 1e9 if found else 0.0,
             )
         )
-        done, ended = max(done, found[-1].last), max(ended, found[-1].ended)
+        done, ended = max(done, last), max(ended, found[-1].ended)
     return found
 
 
